@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The sums inside a forward, each carrying the failure flag in its own payload.
+
+Rules. Every rank of a step enters the same reductions in the same order. The flag is one more element behind the
+payload: 1.0 from a rank that failed, summed like everything else, tested for > 0. A rank that fails calls
+`report_failure`, which enters the next reduction with zeros and the flag, if the step has one left; every rank then
+leaves the step with `PeerFailed`. The buffer is made at start for the largest step, so a failed allocation can
+still be reported. No wait is unbounded: each ends with LinkLost at the deadline, or as soon as `check_peers` says
+that a peer has gone.
+
+Three implementations: one rank, ranks as threads of one process under a baton, and torch.distributed.
+
+Shapes: T tokens of the step, H hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from metrale_ray.baton import Baton
+from metrale_ray.errors import LinkLost, PeerFailed
+
+log = logging.getLogger(__name__)
+
+# How long one wait lasts before the peers are looked at again. A stopped peer is noticed by the link after seconds.
+WAIT_SLICE_S = 0.5
+
+
+class Collectives(ABC):
+    """One rank's end of the group. Not thread-safe: the rank's one engine thread calls it."""
+
+    def __init__(self, rank: int, world: int, max_tokens: int, hidden_size: int, dtype: torch.dtype, device: str):
+        self.rank = rank
+        self.world = world
+        self.hidden_size = hidden_size
+        self.waited_s = 0.0
+        self._buffer = torch.zeros(max_tokens * hidden_size + 1, dtype=dtype, device=device)
+        self._num_tokens = 0
+        self._remaining = 0
+
+    def begin(self, num_tokens: int, num_reductions: int) -> None:
+        """Start a step of `num_tokens` rows and `num_reductions` reductions. Both follow from the command alone."""
+        self._num_tokens = num_tokens
+        self._remaining = num_reductions
+        self.waited_s = 0.0
+
+    def payload(self) -> torch.Tensor:
+        """The zeroed [T, H] part of the buffer: add this rank's share into it, then call `all_reduce`."""
+        flat = self._flat()
+        flat.zero_()
+        return flat[:-1].view(self._num_tokens, self.hidden_size)
+
+    def all_reduce(self) -> torch.Tensor:
+        """Sum the payload over the ranks in place and return it, valid until the next `payload`.
+
+        Raises PeerFailed when any rank raised the flag, LinkLost when a peer does not come.
+        """
+        flat = self._flat()
+        flat[-1] = 0.0
+        self._sum(flat)
+        self._remaining -= 1
+        if float(flat[-1]) > 0:
+            self._remaining = 0
+            raise PeerFailed("another rank failed in this step")
+        return flat[:-1].view(self._num_tokens, self.hidden_size)
+
+    def report_failure(self) -> None:
+        """Tell the others in the next reduction of this step, if there is one. Raises LinkLost."""
+        if self._remaining == 0:
+            return
+        flat = self._flat()
+        flat.zero_()
+        flat[-1] = 1.0
+        self._remaining = 0
+        self._sum(flat)
+
+    def _flat(self) -> torch.Tensor:
+        return self._buffer[: self._num_tokens * self.hidden_size + 1]
+
+    @abstractmethod
+    def _sum(self, flat: torch.Tensor) -> None:
+        """Sum `flat` over the ranks in place, to the same bits on every rank."""
+
+    def close(self) -> None:
+        """Leave the group. Calling it twice is allowed; it never waits for a peer."""
+
+
+class OneRank(Collectives):
+    """A group of one: sums are what they are."""
+
+    def _sum(self, flat: torch.Tensor) -> None:
+        pass
+
+
+class InProcessGroup:
+    """What the ranks of one process share: a place for each rank's payload and the sum's generation."""
+
+    def __init__(self, baton: Baton, world: int) -> None:
+        self.baton = baton
+        self.world = world
+        self.payloads: dict[int, torch.Tensor] = {}
+        self.results: dict[int, torch.Tensor] = {}
+        self.gone: dict[int, str] = {}
+
+    def enter(self, rank: int, flat: torch.Tensor) -> None:
+        """Give one rank's payload; the last to come adds all of them in rank order, for everybody."""
+        self.payloads[rank] = flat.clone()
+        if len(self.payloads) < self.world:
+            return
+        if len({p.shape for p in self.payloads.values()}) != 1:
+            raise AssertionError(f"ranks entered unlike reductions: {[p.shape for p in self.payloads.values()]}")
+        total = self.payloads[0].clone()
+        for other in range(1, self.world):
+            total += self.payloads[other]
+        self.payloads = {}
+        self.results = dict.fromkeys(range(self.world), total)
+
+
+class InProcess(Collectives):
+    """Ranks as threads that hand over one baton. Sums run in rank order, so they have the same bits everywhere."""
+
+    def __init__(
+        self,
+        group: InProcessGroup,
+        rank: int,
+        max_tokens: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(rank, group.world, max_tokens, hidden_size, dtype, "cpu")
+        self._group = group
+        self._timeout_s = timeout_s
+
+    def _sum(self, flat: torch.Tensor) -> None:
+        group = self._group
+        group.enter(self.rank, flat)
+        came = group.baton.wait_until(
+            lambda: self.rank in group.results or bool(group.gone), self._timeout_s, f"reduction of rank {self.rank}"
+        )
+        if self.rank in group.results:
+            flat.copy_(group.results.pop(self.rank))
+            return
+        missing = sorted(set(range(group.world)) - set(group.payloads))
+        reason = "; ".join(f"rank {r}: {why}" for r, why in group.gone.items()) if came else "deadline passed"
+        raise LinkLost(
+            f"a reduction did not complete, without rank {missing}: {reason}", rank=next(iter(missing), None)
+        )
+
+    def close(self) -> None:
+        self._group.gone.setdefault(self.rank, "left the group")
+
+
+class TorchDistributed(Collectives):
+    """gloo on CPU and NCCL on GPU. The store is made by the head; `check_peers` raises LinkLost when a peer has gone."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        max_tokens: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: str,
+        *,
+        store: Any,
+        host: str,
+        timeout_s: float,
+        check_peers: Callable[[], None],
+    ) -> None:
+        super().__init__(rank, world, max_tokens, hidden_size, dtype, device)
+        self._timeout_s = timeout_s
+        self._check_peers = check_peers
+        self._group: Any = _make_group(store, rank, world, device, host, timeout_s)
+
+    def _sum(self, flat: torch.Tensor) -> None:
+        if self._group is None:
+            raise LinkLost("the group of ranks was closed", rank=self.rank)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        try:
+            work = self._group.allreduce([flat], options)
+            self._wait(work)
+        except RuntimeError as error:  # torch reports a closed connection and its own timeout this way
+            self._check_peers()
+            raise LinkLost(f"a reduction between the ranks failed: {error}") from error
+
+    def _wait(self, work: Any) -> None:
+        waited_s = 0.0
+        while not _wait_slice(work):
+            waited_s += WAIT_SLICE_S
+            self._check_peers()
+            if waited_s >= self._timeout_s:
+                raise LinkLost(f"a reduction between the ranks did not complete within {self._timeout_s:g} s")
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            # Destroying a gloo group that waits for a stopped peer blocks until its own timeout; a side thread waits.
+            threading.Thread(target=_drop, args=([group],), name="drop-group", daemon=True).start()
+
+
+def _wait_slice(work: Any) -> bool:
+    """Whether the work is done after one slice. Raises RuntimeError when it failed for good."""
+    try:
+        work.wait(timedelta(seconds=WAIT_SLICE_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeout_s: float) -> Any:
+    if device.startswith("cuda"):
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        return dist.ProcessGroupNCCL(store, rank, world, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._threads = 1  # one reduction is in flight at a time
+    return dist.ProcessGroupGloo(store, rank, world, options)
+
+
+def _drop(groups: list[Any]) -> None:
+    groups.clear()
