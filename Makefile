@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# Every target makes its own .venv first, when it is missing or when pyproject.toml or constraints.txt have changed.
+#
+#   PYTHON    the interpreter for .venv, 3.11 or newer          make PYTHON=python3.12 test
+#   PIP_ARGS  more arguments for pip, for example an index      make PIP_ARGS="--extra-index-url URL" demo
+#   ARGS      more arguments for the command of the target      make test ARGS="tests/test_errors.py -x"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# One thread per process: several ranks share the cores, and sums then have the same bits on every machine.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint check bench nightly clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+demo: $(STAMP)  ## answer one question with two ranks of a small model on this machine
+	$(BIN)/metrale-ray demo $(ARGS)
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## check the format, the style and the types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test  ## all that a change must pass: lint, then test
+
+bench: $(STAMP)  ## run the benchmarks, one table each
+	@for script in bench/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+
+nightly: $(STAMP)  ## run all tests, the long ones too, with larger numbers
+	$(BIN)/python -m pytest --nightly --timeout=3600 $(ARGS)
+
+clean:  ## remove .venv and everything else that these targets make
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	find metrale_ray tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1 || true); metrale-ray needs Python 3.11 or newer." >&2; \
+	  echo "Name another interpreter, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "== making $(VENV) (PyTorch and Ray are large: the first time takes some minutes)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu install the package python3-venv." >&2; exit 1; }
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "== $(VENV) is ready"
