@@ -36,18 +36,17 @@ class FaultSpec:
     """One fault to raise on purpose, for tests; set in the configuration and reachable in no other way.
 
     It fires on `rank`, at `phase`, in the `layer`-th reduction of a step (phases before, inside and after only).
-    Keyed by sequence (`slot` and `life`, the how-many-eth sequence of that slot, from 0) it fires at each run of that
+    Keyed by sequence (`first_token`: the sequence whose token at position 0 this is) it fires at each run of that
     sequence; keyed by `command` (the number in the epoch) it fires once. `cmd` narrows it to one command name. `kind`:
-    "fail" raises, "poison" raises SlotPoisoned for the slot, "kill" ends the process, "stop" stops it (SIGSTOP),
-    "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
+    "fail" raises, "poison" raises SlotPoisoned for the sequence's slot, "kill" ends the process, "stop" stops it
+    (SIGSTOP), "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
     """
 
     rank: int
     phase: Phase
     kind: Literal["fail", "poison", "kill", "stop", "diverge"] = "fail"
     layer: int = 0
-    slot: int | None = None
-    life: int = 0
+    first_token: int | None = None
     command: int | None = None
     cmd: str | None = None
     blame: bool = False

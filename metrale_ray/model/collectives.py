@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from metrale_ray.baton import Baton
+from metrale_ray.config import Phase
 from metrale_ray.errors import LinkLost, PeerFailed
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,9 @@ class Collectives(ABC):
         self.rank = rank
         self.world = world
         self.hidden_size = hidden_size
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # in the reductions of this step
+        self.at_phase: Callable[[Phase, int], None] = _nothing  # called around each reduction, with its number
+        self._layer = 0
         self._buffer = torch.zeros(max_tokens * hidden_size + 1, dtype=dtype, device=device)
         self._num_tokens = 0
         self._remaining = 0
@@ -50,10 +54,12 @@ class Collectives(ABC):
         """Start a step of `num_tokens` rows and `num_reductions` reductions. Both follow from the command alone."""
         self._num_tokens = num_tokens
         self._remaining = num_reductions
+        self._layer = 0
         self.waited_s = 0.0
 
     def payload(self) -> torch.Tensor:
         """The zeroed [T, H] part of the buffer: add this rank's share into it, then call `all_reduce`."""
+        self.at_phase("before", self._layer)
         flat = self._flat()
         flat.zero_()
         return flat[:-1].view(self._num_tokens, self.hidden_size)
@@ -65,11 +71,14 @@ class Collectives(ABC):
         """
         flat = self._flat()
         flat[-1] = 0.0
-        self._sum(flat)
+        self.at_phase("inside", self._layer)
+        self._timed_sum(flat)
         self._remaining -= 1
         if float(flat[-1]) > 0:
             self._remaining = 0
             raise PeerFailed("another rank failed in this step")
+        self.at_phase("after", self._layer)
+        self._layer += 1
         return flat[:-1].view(self._num_tokens, self.hidden_size)
 
     def report_failure(self) -> None:
@@ -80,7 +89,12 @@ class Collectives(ABC):
         flat.zero_()
         flat[-1] = 1.0
         self._remaining = 0
+        self._timed_sum(flat)
+
+    def _timed_sum(self, flat: torch.Tensor) -> None:
+        started = time.monotonic()
         self._sum(flat)
+        self.waited_s += time.monotonic() - started
 
     def _flat(self) -> torch.Tensor:
         return self._buffer[: self._num_tokens * self.hidden_size + 1]
@@ -89,15 +103,23 @@ class Collectives(ABC):
     def _sum(self, flat: torch.Tensor) -> None:
         """Sum `flat` over the ranks in place, to the same bits on every rank."""
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the group. Calling it twice is allowed; it never waits for a peer."""
+
+
+def _nothing(phase: Phase, layer: int) -> None:
+    """Nobody watches."""
 
 
 class OneRank(Collectives):
     """A group of one: sums are what they are."""
 
     def _sum(self, flat: torch.Tensor) -> None:
-        pass
+        """The sum over one rank is there already."""
+
+    def close(self) -> None:
+        """There is nobody to leave."""
 
 
 class InProcessGroup:
@@ -160,7 +182,7 @@ class InProcess(Collectives):
 
 
 class TorchDistributed(Collectives):
-    """gloo on CPU and NCCL on GPU. The store is made by the head; `check_peers` raises LinkLost when a peer has gone."""
+    """gloo on CPU, NCCL on GPU. The head makes the store; `check_peers` raises LinkLost when a peer has gone."""
 
     def __init__(
         self,
@@ -184,10 +206,8 @@ class TorchDistributed(Collectives):
     def _sum(self, flat: torch.Tensor) -> None:
         if self._group is None:
             raise LinkLost("the group of ranks was closed", rank=self.rank)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
         try:
-            work = self._group.allreduce([flat], options)
+            work = self._group.allreduce([flat])
             self._wait(work)
         except RuntimeError as error:  # torch reports a closed connection and its own timeout this way
             self._check_peers()
@@ -224,7 +244,7 @@ def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeo
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         return dist.ProcessGroupNCCL(store, rank, world, options)
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the only way to name the address
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._threads = 1  # one reduction is in flight at a time

@@ -228,7 +228,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The head's answer to every hello. `refusal` is empty, or lists every difference, and then the start has failed."""
+    """The head's answer to a hello. `refusal` is empty, or lists every difference, and then the start has failed."""
 
     version: int
     epoch: int

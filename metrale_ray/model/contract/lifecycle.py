@@ -26,7 +26,7 @@ class Lifecycle(ABC):
         """The KV cache's capacity in blocks."""
 
     @abstractmethod
-    def alloc_sequence(self, slot: Slot, life: int) -> SequenceState:
+    def alloc_sequence(self, slot: Slot) -> SequenceState:
         """A fresh, empty sequence in `slot`."""
 
     @abstractmethod

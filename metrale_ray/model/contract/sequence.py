@@ -10,12 +10,8 @@ from metrale_ray.protocol.commands import BlockId, Slot
 
 @dataclass(slots=True)
 class SequenceState:
-    """`length` is settled; KV rows past it are scratch. `block_table` includes the blocks of the step under way.
-
-    `life` counts the sequences that this slot has held, from 0: with the slot it names one sequence on every rank.
-    """
+    """`length` is settled; KV rows past it are scratch. `block_table` includes the blocks of the step under way."""
 
     slot: Slot
-    life: int
     length: int = 0
     block_table: list[BlockId] = field(default_factory=list)

@@ -20,11 +20,11 @@ class Streams:
 
     def create_stream(self) -> Any:
         """A new stream, or None on a CPU."""
-        return torch.cuda.Stream(self._cuda) if self._cuda else None
+        return torch.cuda.Stream(self._cuda) if self._cuda else None  # type: ignore[no-untyped-call]
 
     def create_event(self) -> Any:
         """A new event, or None on a CPU."""
-        return torch.cuda.Event() if self._cuda else None
+        return torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
 
     def record_event(self, event: Any, stream: Any = None) -> None:
         """Record `event` on `stream` (None: the current one)."""

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Faults raised on purpose, for tests: off unless the configuration lists some, and reachable in no other way.
+
+`Faults.check` is called at each phase of a command; the collectives call it around each reduction (`at_phase`), so no
+model code knows of faults. The layer of a fault is the number of the reduction in its step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from metrale_ray.config import FaultSpec, Phase
+from metrale_ray.errors import MetraleError, SlotPoisoned
+from metrale_ray.protocol.commands import CommandFrame, FreeSlot, Slot, command_rows
+
+
+class InjectedFault(MetraleError):
+    """A fault that the configuration asked for. `slots` is None where it names none."""
+
+    code = "injected_fault"
+
+    def __init__(self, message: str, *, slots: Sequence[int] | None = None) -> None:
+        super().__init__(message, slots=slots)
+        self.slots = slots
+
+
+class Faults:
+    """The faults of one rank, and which sequence each slot holds (by its first token)."""
+
+    def __init__(self, specs: Sequence[FaultSpec], rank: int, diverge: Callable[[], None]) -> None:
+        self._specs = [spec for spec in specs if spec.rank == rank]
+        self._diverge = diverge
+        self._first_tokens: dict[Slot, int] = {}
+        self._fired: set[FaultSpec] = set()
+        self._frame: CommandFrame | None = None
+
+    def begin(self, frame: CommandFrame) -> None:
+        """A command has come: faults from now on are about it."""
+        if not self._specs:
+            return
+        self._frame = frame
+        for span in command_rows(frame.command):
+            if span.start == 0:
+                self._first_tokens[span.slot] = span.token_ids[0]
+
+    def check(self, phase: Phase, layer: int = 0) -> None:
+        """Raise, or do, what is asked for at this point."""
+        for spec in self._specs:
+            if spec.phase == phase and (phase in ("validation", "reply") or spec.layer == layer):
+                self._maybe_fire(spec)
+
+    def _maybe_fire(self, spec: FaultSpec) -> None:
+        slots = self._matching_slots(spec)
+        if slots is None or spec in self._fired:
+            return
+        if spec.command is not None or spec.kind == "diverge":
+            self._fired.add(spec)
+        self._fire(spec, slots)
+
+    def _matching_slots(self, spec: FaultSpec) -> list[Slot] | None:
+        """The slots that the fault is about, or None when it is not about this command."""
+        frame = self._frame
+        if frame is None or (spec.cmd is not None and frame.command.code.name.lower() != spec.cmd):
+            return None
+        if spec.command is not None and frame.envelope.seq != spec.command:
+            return None
+        here = [span.slot for span in command_rows(frame.command)]
+        if isinstance(frame.command, FreeSlot):
+            here = [frame.command.slot]
+        if spec.first_token is None:
+            return here
+        matching = [slot for slot in here if self._first_tokens.get(slot) == spec.first_token]
+        return matching or None
+
+    def _fire(self, spec: FaultSpec, slots: list[Slot]) -> None:
+        match spec.kind:
+            case "fail":
+                raise InjectedFault(spec.message, slots=slots if spec.blame else None)
+            case "poison":
+                raise SlotPoisoned(spec.message, slots=slots)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "diverge":
+                self._diverge()
