@@ -1,1 +1,38 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
+"""Expert-parallel serving of mixture-of-experts language models on Ray.
+
+The public names are `LLM`, `SamplingParams`, `EngineConfig` and `__version__`. Each is looked up when it is first
+asked for, so that `import metrale_ray` loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from metrale_ray.config import EngineConfig
+    from metrale_ray.llm import LLM
+    from metrale_ray.sampling.params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "metrale_ray.llm",
+    "SamplingParams": "metrale_ray.sampling.params",
+    "EngineConfig": "metrale_ray.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

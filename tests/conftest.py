@@ -8,7 +8,6 @@ here imports torch: tests of the pure parts must run without it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -42,9 +41,8 @@ def scale(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
+def _one_torch_thread() -> None:
     """One thread per sum where the test's file has imported torch: other counts differ in the last bits."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
-    yield
