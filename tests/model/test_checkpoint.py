@@ -277,7 +277,7 @@ def test_a_single_file_beside_an_index_with_missing_shards_is_refused(tmp_path: 
 
 
 def test_many_faults_are_listed_as_the_first_few_and_a_count(tmp_path: Path) -> None:
-    change_index(write_shards(tmp_path), **{f"ghost.{i:02}": list(SHARDS)[0] for i in range(30)})
+    change_index(write_shards(tmp_path), **{f"ghost.{i:02}": next(iter(SHARDS)) for i in range(30)})
     message = refusal(tmp_path)
     assert "30 tensor(s): ghost.00" in message
     assert "ghost.04" in message

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Hub ids: the cache without network, and refusals within seconds. A small server on this machine stands for the hub."""
+"""Hub ids: the cache without network, and refusals within seconds. A small server stands for the hub."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_what_was_downloaded_is_found_again_offline(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("server")
 def test_a_wrong_id_and_a_wrong_revision_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'owner/nope' is not available: .* 404"):
+    with pytest.raises(ConfigError, match=r"'owner/nope' is not available: .* 404"):
         hub.locate("owner/nope", None)
-    with pytest.raises(ConfigError, match="'own--er/name' is not available: .*own--er"):
+    with pytest.raises(ConfigError, match=r"'own--er/name' is not available: .*own--er"):
         hub.locate("own--er/name", None)
     with pytest.raises(ConfigError, match="'owner/model' at revision 'v9' is not available"):
         hub.locate("owner/model", "v9")
