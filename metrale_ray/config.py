@@ -76,7 +76,7 @@ class EngineConfig:
     seed: int = 0
     address: str | None = None
     placement: str = "PACK"
-    num_cpus_per_rank: int | None = None
+    num_cpus_per_rank: float | None = None
     num_gpus_per_rank: float | None = None
     log_level: str = "warning"
     start_timeout_s: float = 600.0
@@ -154,12 +154,21 @@ def _nearest(name: str, known: list[str]) -> str:
 def _check(config: EngineConfig) -> None:
     for name in ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len"):
         _at_least_one(name, getattr(config, name))
-    for name in ("max_model_len", "kv_cache_memory", "num_cpus_per_rank"):
+    for name in ("max_model_len", "kv_cache_memory"):
         if getattr(config, name) is not None:
             _at_least_one(name, getattr(config, name))
     for name in ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s"):
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be a number of seconds above 0")
+    for name in ("num_cpus_per_rank", "num_gpus_per_rank"):
+        value = getattr(config, name)
+        if value is not None and (not _is_number(value) or value <= 0):
+            raise ConfigError(f"{name} is {value!r}; it must be a number above 0; below 1 means a shared one")
+    if config.max_num_batched_tokens < config.max_batch_size:
+        raise ConfigError(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}, less than max_batch_size "
+            f"{config.max_batch_size}: a step needs one token per sequence. Raise the first or lower the second."
+        )
     _one_of("dtype", config.dtype, DTYPES)
     _one_of("placement", config.placement, PLACEMENTS)
     _one_of("log_level", config.log_level, LOG_LEVELS)

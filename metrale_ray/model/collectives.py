@@ -16,6 +16,7 @@ Shapes: T tokens of the step, H hidden size.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # How long one wait lasts before the peers are looked at again. A stopped peer is noticed by the link after seconds.
 WAIT_SLICE_S = 0.5
+# How long after a broken reduction the links are asked which peer has gone.
+NAME_PEER_S = 2.0
 
 
 class Collectives(ABC):
@@ -210,8 +213,15 @@ class TorchDistributed(Collectives):
             work = self._group.allreduce([flat])
             self._wait(work)
         except RuntimeError as error:  # torch reports a closed connection and its own timeout this way
-            self._check_peers()
+            self._name_lost_peer()
             raise LinkLost(f"a reduction between the ranks failed: {error}") from error
+
+    def _name_lost_peer(self) -> None:
+        """A broken reduction names no rank; the links do, a moment later."""
+        deadline = time.monotonic() + NAME_PEER_S
+        while time.monotonic() < deadline:
+            self._check_peers()
+            time.sleep(0.02)
 
     def _wait(self, work: Any) -> None:
         waited_s = 0.0
@@ -237,6 +247,29 @@ def _wait_slice(work: Any) -> bool:
             raise
         return False
     return True
+
+
+def host_store(host: str, timeout_s: float) -> tuple[Any, int]:
+    """The rendezvous store of one group, listening on `host` alone, and its port. The head keeps it."""
+    listener = socket.create_server((host, 0))
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=True,  # the only server that takes a socket that is bound already
+    )
+    return store, port
+
+
+def join_store(host: str, port: int, timeout_s: float) -> Any:
+    """A worker's way to the head's store."""
+    return dist.TCPStore(
+        host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, use_libuv=True
+    )
 
 
 def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeout_s: float) -> Any:

@@ -43,6 +43,8 @@ from metrale_ray.protocol.commands import (
 
 log = logging.getLogger(__name__)
 
+OnProgress = Callable[["Replica", CommandFrame, Progress], None]
+
 
 def execute(
     model: Model, command: Command, seqs: Sequence[SequenceState], on_progress: Callable[[int, int], None]
@@ -77,7 +79,7 @@ class Replica:
         slots: Slots,
         collectives: Collectives,
         faults: Faults,
-        on_progress: Callable[[CommandFrame, Progress], None],
+        on_progress: OnProgress,
     ) -> None:
         self.rank = rank
         self.logits: torch.Tensor | None = None
@@ -116,7 +118,7 @@ class Replica:
         return self._reply(frame, Status.OK, None, started)
 
     def _progress_of(self, frame: CommandFrame) -> Callable[[int, int], None]:
-        return lambda done_bytes, total_bytes: self._on_progress(frame, Progress(done_bytes, total_bytes))
+        return lambda done_bytes, total_bytes: self._on_progress(self, frame, Progress(done_bytes, total_bytes))
 
     def progress_reply(self, frame: CommandFrame, progress: Progress) -> Reply:
         """What a worker sends while its load runs."""

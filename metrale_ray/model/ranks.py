@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Building one rank: what it can say of itself before anything is loaded, and then its replica.
+
+Rules. Everything that ranks must agree on is in `must_equal`; the handshake compares it before a weight is read. The
+number of KV blocks that a rank can hold follows from its memory and its shard; the head takes the minimum.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from metrale_ray.config import EngineConfig
+from metrale_ray.errors import ConfigError, StartError
+from metrale_ray.model.checkpoint import Checkpoint, open_checkpoint
+from metrale_ray.model.collectives import Collectives
+from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.device import resolve_device
+from metrale_ray.model.dtypes import resolve_dtype
+from metrale_ray.model.execute import OnProgress, Replica
+from metrale_ray.model.families import family_of
+from metrale_ray.model.faults import Faults
+from metrale_ray.model.slots import SlotLimits, Slots
+from metrale_ray.model.transformer import TransformerModel
+from metrale_ray.model.weights import kv_block_bytes, shard_bytes
+from metrale_ray.protocol.commands import Hello, Rank
+from metrale_ray.protocol.port import CommandPort
+
+# The share of the memory left after the weights that the cache may take by default.
+CPU_CACHE_SHARE = 0.5  # page cache, other processes and activations live there too
+GPU_CACHE_SHARE = 0.9
+BUILD = "0.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """One rank before it holds a weight."""
+
+    config: EngineConfig
+    rank: int
+    checkpoint: Checkpoint
+    decoder: DecoderConfig
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+
+    @property
+    def limits(self) -> SlotLimits:
+        """What each row of a command is checked against."""
+        return SlotLimits(
+            max_batch_size=self.config.max_batch_size,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            vocab_size=self.decoder.vocab_size,
+            block_size=self.config.block_size,
+        )
+
+
+def open_rank(config: EngineConfig, rank: int) -> RankSetup:
+    """Read the checkpoint's configuration and headers. Raises ConfigError or CheckpointError."""
+    checkpoint = open_checkpoint(config.model, config.revision)
+    decoder = family_of(checkpoint.config).read_config(checkpoint.config)
+    return RankSetup(
+        config=config,
+        rank=rank,
+        checkpoint=checkpoint,
+        decoder=decoder,
+        device=resolve_device(config.device),
+        dtype=resolve_dtype(config.dtype, checkpoint.config),
+        max_model_len=_max_model_len(config, decoder),
+    )
+
+
+def introduce(setup: RankSetup) -> Hello:
+    """What this rank says of itself at the handshake. Raises StartError when its memory holds no cache."""
+    config = setup.config
+    must_equal = {
+        "build": BUILD,
+        "torch": torch.__version__,
+        "model": setup.checkpoint.digest,
+        "architecture": setup.decoder.architecture,
+        "dtype": str(setup.dtype),
+        "device": setup.device.type,
+        "instructions": _instructions(setup.device),
+        "threads": str(torch.get_num_threads()) if setup.device.type == "cpu" else "any",
+        "attention": "sdpa",
+        "ep_size": str(config.ep_size),
+        "block_size": str(config.block_size),
+        "max_batch_size": str(config.max_batch_size),
+        "max_model_len": str(setup.max_model_len),
+        "max_num_batched_tokens": str(config.max_num_batched_tokens),
+    }
+    told = {"host": socket.gethostname(), "process": str(os.getpid()), "python": platform.python_version()}
+    return Hello(
+        rank=Rank(setup.rank),
+        version=config.protocol_version.value,
+        must_equal=must_equal,
+        told=told,
+        num_blocks=_num_blocks(setup),
+    )
+
+
+def differences(mine: Hello, other: Hello) -> list[str]:
+    """One line for each entry that differs, with both values."""
+    lines = []
+    if mine.version != other.version:
+        lines.append(f"protocol: rank {mine.rank} has v{mine.version}, rank {other.rank} has v{other.version}")
+    for name in sorted(mine.must_equal.keys() | other.must_equal.keys()):
+        here, there = mine.must_equal.get(name), other.must_equal.get(name)
+        if here != there:
+            lines.append(f"{name}: rank {mine.rank} has {here!r}, rank {other.rank} has {there!r}")
+    return lines
+
+
+def build_replica(
+    setup: RankSetup,
+    collectives: Collectives,
+    port: CommandPort | None,
+    on_progress: OnProgress,
+) -> tuple[Replica, TransformerModel]:
+    """The rank's model and its replica, not loaded yet."""
+    model = TransformerModel(setup.checkpoint, setup.config, setup.rank, collectives, port, setup.device, setup.dtype)
+    slots = Slots(setup.limits, model.alloc_sequence, model.free_sequence)
+    faults = Faults(setup.config.faults, setup.rank, slots.corrupt_digest)
+    if setup.config.faults:
+        collectives.at_phase = faults.check
+    return Replica(setup.rank, model, slots, collectives, faults, on_progress), model
+
+
+def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
+    if config.max_model_len is None:
+        return decoder.max_positions
+    if config.max_model_len > decoder.max_positions:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; this model knows positions up to {decoder.max_positions}. "
+            "Set it to that or less, or leave it out."
+        )
+    return config.max_model_len
+
+
+def _num_blocks(setup: RankSetup) -> int:
+    """KV blocks that this rank can hold: no more than all slots can fill."""
+    config = setup.config
+    block_bytes = kv_block_bytes(setup.decoder, config.block_size, setup.dtype)
+    blocks_per_sequence = -(-setup.max_model_len // config.block_size)
+    wanted = config.max_batch_size * blocks_per_sequence
+    budget_bytes = config.kv_cache_memory if config.kv_cache_memory is not None else _cache_budget_bytes(setup)
+    num_blocks = min(wanted, budget_bytes // block_bytes)
+    if num_blocks < 1:
+        raise StartError(
+            f"rank {setup.rank} has {budget_bytes} bytes for its KV cache and one block of {config.block_size} tokens "
+            f"takes {block_bytes}; free some memory, or set kv_cache_memory",
+            rank=setup.rank,
+        )
+    return num_blocks
+
+
+def _cache_budget_bytes(setup: RankSetup) -> int:
+    shard = shard_bytes(setup.checkpoint, setup.decoder, setup.rank, setup.config.ep_size, setup.dtype)
+    if setup.device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(setup.device)
+        return max(0, int((free_bytes - shard) * GPU_CACHE_SHARE))
+    # All ranks may be on this host: each takes its part of what is left when all shards are loaded.
+    ranks = setup.config.ep_size
+    return max(0, int((_available_bytes() - shard * ranks) * CPU_CACHE_SHARE / ranks))
+
+
+def _available_bytes() -> int:
+    """Memory that this process can still get: the machine's, or its control group's if that is less."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists():
+        text = limit.read_text(encoding="ascii").strip()
+        if text != "max":
+            available = min(available, int(text) - int(used.read_text(encoding="ascii")))
+    return available
+
+
+def _instructions(device: torch.device) -> str:
+    """What decides the bits of a result beside dtype and threads: the processor's or the GPU's kind."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    return torch.backends.cpu.get_cpu_capability()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Worker`: one rank that carries out the head's commands until it is told to stop or its link is lost.
+
+It owns no policy, no random number and no allocator. A command that fails is answered and forgotten; anything else
+that goes wrong makes `run` raise, and the process leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metrale_ray.config import EngineConfig
+from metrale_ray.errors import EpCommandFailed, LinkLost
+from metrale_ray.model.collectives import Collectives, TorchDistributed, join_store
+from metrale_ray.model.device import use_threads
+from metrale_ray.model.execute import Replica
+from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
+from metrale_ray.model.transformer import TransformerModel
+from metrale_ray.protocol.commands import CommandFrame, Progress, Rank
+from metrale_ray.protocol.link import WorkerLink
+from metrale_ray.protocol.transport import Transport
+from metrale_ray.protocol.versions import ENV_VAR, ProtocolVersion, parse_version, worker_default_version
+from metrale_ray.protocol.zmq_transport import ZmqTransport
+
+log = logging.getLogger(__name__)
+
+JoinGroup = Callable[[RankSetup, WorkerLink], Collectives]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAddress:
+    """Where a worker finds the head: its own link, and the rendezvous store of the collectives."""
+
+    link: str
+    store_host: str
+    store_port: int
+
+
+class Worker:
+    """One rank, 1..n-1. `host` is this node's own address."""
+
+    def __init__(self, config: EngineConfig, rank: int, host: str) -> None:
+        self.rank = rank
+        self._config = config
+        self._host = host
+
+    def run(self, head: HeadAddress) -> None:
+        """Serve over sockets until shutdown. Raises what makes this rank leave, naming the rank."""
+        use_threads(max(1, int(self._config.num_cpus_per_rank or 1)))
+        transport = ZmqTransport.connect(head.link, "the head")
+        self.serve(transport, lambda setup, link: self._join_group(setup, link, head))
+
+    def serve(self, transport: Transport, join_group: JoinGroup) -> None:
+        """Shake hands, build the rank, and carry out commands until shutdown. Closes the link in any case."""
+        link = WorkerLink(Rank(self.rank), transport, _version(self._config))
+        collectives: Collectives | None = None
+        try:
+            setup = open_rank(self._config, self.rank)
+            link.hello(introduce(setup))
+            link.expect_welcome(self._config.start_timeout_s)
+            collectives = join_group(setup, link)
+            replica, model = build_replica(setup, collectives, link, _report(link))
+            log.info("rank %d is in the group", self.rank)
+            try:
+                self._loop(replica, model)
+            finally:
+                model.teardown()
+        finally:
+            if collectives is not None:
+                collectives.close()
+            link.close()
+
+    def _loop(self, replica: Replica, model: TransformerModel) -> None:
+        while True:
+            try:
+                if not model.ep.ep_worker_step(replica):
+                    return
+            except EpCommandFailed as failure:
+                log.warning("rank %d stays up after a failed %s: %s", self.rank, failure.cmd, failure.message)
+
+    def _join_group(self, setup: RankSetup, link: WorkerLink, head: HeadAddress) -> Collectives:
+        config = self._config
+        return TorchDistributed(
+            self.rank,
+            config.ep_size,
+            config.max_num_batched_tokens,
+            setup.decoder.hidden_size,
+            setup.dtype,
+            str(setup.device),
+            store=join_store(head.store_host, head.store_port, config.step_timeout_s),
+            host=self._host,
+            timeout_s=config.step_timeout_s,
+            check_peers=lambda: _check_head(link),
+        )
+
+
+def _version(config: EngineConfig) -> ProtocolVersion:
+    """The head's resolved choice; a configuration made by hand without one reads the environment, unset meaning v1."""
+    if config.ep_protocol is None:
+        return worker_default_version(os.environ.get(ENV_VAR))
+    return parse_version(config.ep_protocol, "ep_protocol")
+
+
+def _report(link: WorkerLink) -> Callable[[Replica, CommandFrame, Progress], None]:
+    return lambda replica, frame, progress: link.reply(replica.progress_reply(frame, progress))
+
+
+def _check_head(link: WorkerLink) -> None:
+    reason = link.lost()
+    if reason is not None:
+        raise LinkLost(f"the head has gone: {reason}", rank=0)
