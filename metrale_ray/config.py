@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,13 @@ from typing import Any, Literal
 import yaml
 
 from metrale_ray.errors import ConfigError
-from metrale_ray.protocol.versions import ENV_VAR, ProtocolVersion, resolve_version
+from metrale_ray.protocol.versions import ENV_VAR, ProtocolVersion, resolve_version, worker_default_version
 
 log = logging.getLogger(__name__)
 
 Phase = Literal["validation", "before", "inside", "after", "reply"]
 PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
+FAULT_KINDS = ("fail", "poison", "kill", "stop", "diverge")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -51,6 +54,13 @@ class FaultSpec:
     cmd: str | None = None
     blame: bool = False
     message: str = "injected fault"
+
+    def __post_init__(self) -> None:
+        _one_of("the phase of a fault", self.phase, PHASES)
+        _one_of("the kind of a fault", self.kind, FAULT_KINDS)
+        for name in ("rank", "layer", "first_token", "command"):
+            if getattr(self, name) is not None or name in ("rank", "layer"):
+                _at_least(f"the {name} of a fault", getattr(self, name), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,13 @@ class EngineConfig:
         """The protocol version of `ep_protocol`; v2 where nothing was resolved."""
         return resolve_version(self.ep_protocol, None)
 
+    def worker_version(self, environment: Mapping[str, str] | None = None) -> ProtocolVersion:
+        """A worker's version: the head's resolved choice, or, for a worker made by hand, the environment's, else v1."""
+        variables = os.environ if environment is None else environment
+        if self.ep_protocol is None:
+            return worker_default_version(variables.get(ENV_VAR))
+        return self.protocol_version
+
     def resolved(self, environment: Mapping[str, str] | None = None) -> EngineConfig:
         """This configuration with the protocol version settled from the environment, and v1's limit applied."""
         variables = os.environ if environment is None else environment
@@ -113,11 +130,13 @@ def from_mapping(values: Mapping[str, Any]) -> EngineConfig:
         name = "max_batch_size" if name == "max_num_seqs" else name
         if name not in names:
             raise ConfigError(f"unknown setting {key!r}{_nearest(name, list(names))}")
+        if name in fields:
+            raise ConfigError(f"{name} is given twice, the second time as {key!r}; leave one of the two out")
         fields[name] = value
     if "model" not in fields:
         raise ConfigError("no model given: set `model` to a checkpoint folder or a hub id")
     if "faults" in fields:
-        fields["faults"] = tuple(f if isinstance(f, FaultSpec) else FaultSpec(**f) for f in fields["faults"])
+        fields["faults"] = _faults(fields["faults"])
     return EngineConfig(**fields)
 
 
@@ -127,6 +146,8 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration file {path} is not UTF-8 text: {error}") from error
     try:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -146,6 +167,20 @@ def warn_unknown_variables(environment: Mapping[str, str] | None = None) -> list
     return messages
 
 
+def _faults(values: Any) -> tuple[FaultSpec, ...]:
+    if not isinstance(values, list | tuple):
+        raise ConfigError(f"faults is {values!r}; it must be a list of faults")
+    return tuple(f if isinstance(f, FaultSpec) else _fault(f) for f in values)
+
+
+def _fault(values: Any) -> FaultSpec:
+    try:
+        return FaultSpec(**values)
+    except TypeError as error:
+        names = ", ".join(f.name for f in dataclasses.fields(FaultSpec))
+        raise ConfigError(f"a fault is {values!r}; it must be a mapping with a rank and a phase, of {names}") from error
+
+
 def _nearest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
@@ -153,46 +188,57 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _check(config: EngineConfig) -> None:
     for name in ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len"):
-        _at_least_one(name, getattr(config, name))
-    for name in ("max_model_len", "kv_cache_memory"):
+        _at_least(name, getattr(config, name), 1)
+    for name in ("max_model_len", "kv_cache_memory", "num_cpus_per_rank"):
         if getattr(config, name) is not None:
-            _at_least_one(name, getattr(config, name))
+            _at_least(name, getattr(config, name), 1)
     for name in ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s"):
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be a number of seconds above 0")
-    for name in ("num_cpus_per_rank", "num_gpus_per_rank"):
-        value = getattr(config, name)
-        if value is not None and (not _is_number(value) or value <= 0):
-            raise ConfigError(f"{name} is {value!r}; it must be a number above 0; below 1 means a shared one")
-    if config.max_num_batched_tokens < config.max_batch_size:
-        raise ConfigError(
-            f"max_num_batched_tokens is {config.max_num_batched_tokens}, less than max_batch_size "
-            f"{config.max_batch_size}: a step needs one token per sequence. Raise the first or lower the second."
-        )
     _one_of("dtype", config.dtype, DTYPES)
     _one_of("placement", config.placement, PLACEMENTS)
     _one_of("log_level", config.log_level, LOG_LEVELS)
+    _check_texts(config)
+    _check_shares(config)
+    _at_least("seed", config.seed, 0)
+    if config.seed >= 2**64:
+        raise ConfigError(f"seed is {config.seed!r}; it must be an integer from 0 to 2**64 - 1")
+    for fault in config.faults:
+        if fault.rank >= config.ep_size:
+            raise ConfigError(f"a fault is for rank {fault.rank}; ranks are 0 to {config.ep_size - 1}")
+
+
+def _check_texts(config: EngineConfig) -> None:
     if not isinstance(config.model, str) or not config.model:
         raise ConfigError(f"model is {config.model!r}; it must be a checkpoint folder or a hub id")
+    for name in ("revision", "address"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{name} is {value!r}; it must be a text that is not empty, or be left out")
     if config.ep_protocol is not None:
         resolve_version(config.ep_protocol, None)
+    if not isinstance(config.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        raise ConfigError(f"device is {config.device!r}; allowed are auto, cpu, cuda and cuda:N")
+
+
+def _check_shares(config: EngineConfig) -> None:
     if not _is_number(config.watermark) or not 0 <= config.watermark < 1:
         raise ConfigError(f"watermark is {config.watermark!r}; it must be a share of the blocks, from 0 to below 1")
-    if isinstance(config.seed, bool) or not isinstance(config.seed, int) or not 0 <= config.seed < 2**64:
-        raise ConfigError(f"seed is {config.seed!r}; it must be an integer from 0 to 2**64 - 1")
-    if config.device not in ("auto", "cpu", "cuda") and not config.device.startswith("cuda:"):
-        raise ConfigError(f"device is {config.device!r}; allowed are auto, cpu and cuda")
+    gpus = config.num_gpus_per_rank
+    if gpus is not None and (not _is_number(gpus) or gpus < 0):
+        raise ConfigError(f"num_gpus_per_rank is {gpus!r}; it must be a number from 0, such as 1 or 0.5")
 
 
-def _at_least_one(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")
+def _at_least(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least {least}")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether `value` is a finite number: a wait without an end is not a setting."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")

@@ -161,7 +161,7 @@ def _chain(exc: BaseException | None) -> Iterator[BaseException]:
     todo, seen = [exc], set[int]()
     while todo:
         here = todo.pop(0)
-        if here is None or id(here) in seen:
+        if not isinstance(here, BaseException) or id(here) in seen:
             continue
         seen.add(id(here))
         yield here

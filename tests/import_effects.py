@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 PURE_CALLS = {
-    *("bytes", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "range", "set"),
+    *("bytes", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "object", "range", "set"),
     *("sorted", "str", "sum", "tuple", "type", "zip", "cast", "field", "get_args", "namedtuple", "partial"),
     *("dataclasses.field", "dataclasses.fields", "fields", "functools.partial", "logging.getLogger", "re.compile"),
     *(

@@ -23,6 +23,8 @@ ROOT = "metrale_ray"
 LEVELS = {
     "protocol": 0,
     "protocol.commands": 0,
+    "protocol.fields": 0,
+    "protocol.limits": 0,
     "protocol.port": 0,
     "protocol.versions": 0,
     "config": 0,
@@ -31,6 +33,7 @@ LEVELS = {
     "protocol.session": 1,
     "protocol.codec": 1,
     "protocol.journal": 1,
+    "protocol.verdict": 1,
     "scheduler": 1,
     "sampling": 1,
     "model": 1,
@@ -76,7 +79,7 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     imports = {path: list(_imports(path, tree, names)) for path, tree in trees.items()}
     found = [f"{path}:{line}: {what}" for path in sources for line, what in _of_file(path, imports[path])]
     found += [f"{path}:{line}: {what}" for path, tree in trees.items() for line, what in effects(tree)]
-    return found + _cycles(imports)
+    return list(dict.fromkeys(found)) + _cycles(imports)
 
 
 def module_name(path: str) -> str:
