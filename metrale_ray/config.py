@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,10 @@ FAULT_KINDS = ("fail", "poison", "kill", "stop", "diverge")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+SIZE_UNITS = {
+    **{"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
+}
 KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL")
 
 
@@ -122,26 +127,46 @@ class EngineConfig:
 
 
 def from_mapping(values: Mapping[str, Any]) -> EngineConfig:
-    """A configuration from flag names or field names (dashes or underscores). Unknown names are refused."""
-    names = {f.name: f for f in dataclasses.fields(EngineConfig)}
-    fields: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        name = "max_batch_size" if name == "max_num_seqs" else name
-        if name not in names:
-            raise ConfigError(f"unknown setting {key!r}{_nearest(name, list(names))}")
-        if name in fields:
-            raise ConfigError(f"{name} is given twice, the second time as {key!r}; leave one of the two out")
-        fields[name] = value
+    """A configuration from flag names or field names (dashes or underscores). Unknown names are refused.
+
+    `kv_cache_memory` may be a text such as "2GiB", a fault a mapping of its fields.
+    """
+    fields = by_field_name(values)
     if "model" not in fields:
         raise ConfigError("no model given: set `model` to a checkpoint folder or a hub id")
+    if isinstance(fields.get("kv_cache_memory"), str):
+        fields["kv_cache_memory"] = parse_size_bytes(fields["kv_cache_memory"], "kv_cache_memory")
     if "faults" in fields:
         fields["faults"] = _faults(fields["faults"])
     return EngineConfig(**fields)
 
 
+def by_field_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings under the names of their fields. Raises ConfigError for an unknown or a doubled one."""
+    known = [f.name for f in dataclasses.fields(EngineConfig)]
+    fields: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        name = "max_batch_size" if name == "max_num_seqs" else name
+        if name not in known:
+            raise ConfigError(f"unknown setting {key!r}{_nearest(name, known)}")
+        if name in fields:
+            raise ConfigError(f"{name} is given twice, the second time as {key!r}; leave one of the two out")
+        fields[name] = value
+    return fields
+
+
+def parse_size_bytes(text: str, source: str) -> int:
+    """The number of bytes that a text such as "1000", "512MiB" or "1.5GB" means. `source` is named in the error."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = match and SIZE_UNITS.get(match[2].lower())
+    if not match or unit is None:
+        raise ConfigError(f"{source} is {text!r}; it must be bytes, such as 1000000, 512MiB, 2GiB or 1.5GB")
+    return int(Fraction(match[1]) * unit)
+
+
 def from_yaml(path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file, as a mapping to merge with flags."""
+    """The settings in a YAML file by field name, to merge with flags. An error names the file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -154,7 +179,10 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a mapping of settings to values, not a {type(values).__name__}")
-    return values
+    try:
+        return by_field_name(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from error
 
 
 def warn_unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:

@@ -172,13 +172,6 @@ class Engine:
         """Ask every rank for its digest. Raises LinkLost or Desync."""
         self._order_rowless(Ping())
 
-    def check_links(self) -> None:
-        """Raise LinkLost if a worker has gone. Cheap."""
-        for link in self._links:
-            reason = link.lost()
-            if reason is not None:
-                raise LinkLost(f"rank {link.rank}: {reason}", rank=link.rank)
-
     def shutdown(self) -> None:
         """Let every worker leave its loop. Raises LinkLost or Desync."""
         self._order(Shutdown())
@@ -365,6 +358,14 @@ class Engine:
                 self.scheduler.requeue(row.request_id)
         if failed:
             self._deliver(failed)
+
+
+def check_links(links: Sequence[HeadLink]) -> None:
+    """Raise LinkLost if a worker has gone. Cheap."""
+    for link in links:
+        reason = link.lost()
+        if reason is not None:
+            raise LinkLost(f"rank {link.rank}: {reason}", rank=link.rank)
 
 
 def _check_vocabulary(request: Request, params: SamplingParams, vocab_size: int) -> None:

@@ -8,7 +8,6 @@ that goes wrong makes `run` raise, and the process leaves.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +21,6 @@ from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.protocol.commands import CommandFrame, Progress, Rank
 from metrale_ray.protocol.link import WorkerLink
 from metrale_ray.protocol.transport import Transport
-from metrale_ray.protocol.versions import ENV_VAR, ProtocolVersion, parse_version, worker_default_version
 from metrale_ray.protocol.zmq_transport import ZmqTransport
 
 log = logging.getLogger(__name__)
@@ -55,7 +53,7 @@ class Worker:
 
     def serve(self, transport: Transport, join_group: JoinGroup) -> None:
         """Shake hands, build the rank, and carry out commands until shutdown. Closes the link in any case."""
-        link = WorkerLink(Rank(self.rank), transport, _version(self._config))
+        link = WorkerLink(Rank(self.rank), transport, self._config.worker_version())
         collectives: Collectives | None = None
         try:
             setup = open_rank(self._config, self.rank)
@@ -95,13 +93,6 @@ class Worker:
             timeout_s=config.step_timeout_s,
             check_peers=lambda: _check_head(link),
         )
-
-
-def _version(config: EngineConfig) -> ProtocolVersion:
-    """The head's resolved choice; a configuration made by hand without one reads the environment, unset meaning v1."""
-    if config.ep_protocol is None:
-        return worker_default_version(os.environ.get(ENV_VAR))
-    return parse_version(config.ep_protocol, "ep_protocol")
 
 
 def _report(link: WorkerLink) -> Callable[[Replica, CommandFrame, Progress], None]:

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The composition root: a placement group, the head and the workers as Ray actors, and the end of all of them.
+
+Rules. Ray places, starts and watches; it is never on the path of a token. Actors are never restarted: one that came
+back would be blank, and answer. Whatever happens between `start` and `close`, `close` leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from metrale_ray.config import EngineConfig
+from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
+from metrale_ray.head import Head, HeadState
+from metrale_ray.worker import HeadAddress, Worker
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# A head that was asked to stop finishes its step and tells the workers; longer than that, and it is killed.
+STOP_TIMEOUT_S = 10.0
+# After one rank has ended, how long to wait for another's reason, which may be the real one.
+REASON_WAIT_S = 1.0
+
+
+class HeadActor:
+    """`Head` as a Ray actor. Ray's own loop is the head's asyncio loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        _log_to_stderr(config)
+        self._head = Head(config, ray.util.get_node_ip_address())
+
+    async def listen(self) -> tuple[dict[int, HeadAddress], str]:
+        """Open every door: one address for each worker, and the fronts' one."""
+        addresses = await self._head.listen()
+        return addresses, self._head.front_address
+
+    async def serve(self) -> None:
+        """Run the engine to its end."""
+        await self._head.serve()
+
+    async def state(self) -> HeadState:
+        """The phase and the progress of a load."""
+        return self._head.state
+
+    async def stats(self) -> dict[str, Any]:
+        """Gauges and counters."""
+        return await self._head.stats()
+
+    async def stop(self) -> None:
+        """End after the current step."""
+        await self._head.stop()
+
+    async def whoami(self) -> dict[str, Any]:
+        """Process id, node and address of this rank."""
+        return _whoami(0)
+
+
+class WorkerActor:
+    """`Worker` as a Ray actor. `run` occupies its thread for good; questions have a concurrency group of their own."""
+
+    def __init__(self, config: EngineConfig, rank: int) -> None:
+        _log_to_stderr(config)
+        self._rank = rank
+        self._worker = Worker(config, rank, ray.util.get_node_ip_address())
+
+    def run(self, head: HeadAddress) -> None:
+        """Carry out commands until shutdown."""
+        self._worker.run(head)
+
+    @ray.method(concurrency_group="control")
+    def whoami(self) -> dict[str, Any]:
+        """Process id, node and address of this rank."""
+        return _whoami(self._rank)
+
+
+class Cluster:
+    """One engine on Ray: its placement group and its actors. Make it with `Cluster(config)`, then `start`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.front_address = ""
+        self.ranks: list[dict[str, Any]] = []
+        self._owns_ray = False
+        self._group: PlacementGroup | None = None
+        self._actors: list[Any] = []
+        self._runs: list[Any] = []  # the reference of each rank's run, in rank order
+
+    def start(self, on_state: Callable[[HeadState], None]) -> None:
+        """Bring everything up and return when the engine is ready. Closes everything when it cannot.
+
+        Raises PlacementError, StartError, ConfigError, CheckpointError, HandshakeError.
+        """
+        try:
+            self._connect()
+            self.config = _with_resources(self.config)
+            self._group = self._place()
+            self._start_actors()
+            self._wait_ready(on_state)
+        except BaseException:
+            self.close()
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's gauges and counters with its ranks. Raises EngineDead."""
+        try:
+            numbers: dict[str, Any] = ray.get(self._actors[0].stats.remote(), timeout=STOP_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise self.failure() or EngineDead(f"rank 0 does not answer: {_first_line(error)}", rank=0) from error
+        return {**numbers, "ranks": self.ranks}
+
+    def wait_ended(self, timeout_s: float) -> EngineDead | None:
+        """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
+        ended, _ = ray.wait(self._runs, num_returns=1, timeout=timeout_s)
+        return self.failure() if ended else None
+
+    def failure(self) -> EngineDead | None:
+        """Why the engine has ended, from the rank that knows best; None while every rank runs."""
+        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=REASON_WAIT_S)
+        reasons = [(rank, _reason(ref)) for rank, ref in enumerate(self._runs) if ref in ended]
+        if not reasons:
+            return None
+        return _worst(reasons)
+
+    def close(self) -> None:
+        """End every actor, give the resources back, and end Ray if it was started here. May be called twice."""
+        if not ray.is_initialized():
+            return
+        self._stop_head()
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        self._actors, self._runs = [], []
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if self._owns_ray:
+            ray.shutdown()
+            self._owns_ray = False
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        address = self.config.address or os.environ.get("RAY_ADDRESS") or "local"
+        try:
+            ray.init(
+                address=address,
+                include_dashboard=False if address == "local" else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise StartError(f"cannot reach Ray at {address!r}: {_first_line(error)}") from error
+        self._owns_ray = True
+
+    def _place(self) -> PlacementGroup:
+        config = self.config
+        bundle = {"CPU": float(config.num_cpus_per_rank or 1)}
+        if config.num_gpus_per_rank:
+            bundle["GPU"] = float(config.num_gpus_per_rank)
+        group = placement_group([dict(bundle) for _ in range(config.ep_size)], strategy=config.placement)
+        self._group = group
+        deadline = time.monotonic() + config.placement_timeout_s
+        while True:
+            state = placement_group_table(group).get("state")
+            if state == "CREATED":
+                return group
+            if state == "INFEASIBLE" or time.monotonic() >= deadline:
+                raise PlacementError(_unplaceable(config, bundle, state))
+            time.sleep(POLL_S)
+
+    def _start_actors(self) -> None:
+        config = self.config
+        head = self._actor(HeadActor, 0).remote(config)
+        self._actors.append(head)
+        workers = [
+            self._actor(WorkerActor, rank).options(max_concurrency=1).remote(config, rank)
+            for rank in range(1, config.ep_size)
+        ]
+        self._actors += workers
+        addresses, self.front_address = self._get(head.listen.remote())
+        self._runs = [head.serve.remote()]
+        self._runs += [worker.run.remote(addresses[rank]) for rank, worker in enumerate(workers, start=1)]
+        self.ranks = self._get([actor.whoami.remote() for actor in self._actors])
+
+    def _actor(self, kind: type, rank: int) -> Any:
+        config = self.config
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        options: dict[str, Any] = {} if kind is HeadActor else {"concurrency_groups": {"control": 2}}
+        return ray.remote(kind).options(
+            num_cpus=float(config.num_cpus_per_rank or 1),
+            num_gpus=float(config.num_gpus_per_rank or 0),
+            scheduling_strategy=strategy,
+            max_restarts=0,
+            max_task_retries=0,
+            **options,
+        )
+
+    def _get(self, refs: Any) -> Any:
+        try:
+            return ray.get(refs, timeout=self.config.start_timeout_s)
+        except ray.exceptions.RayTaskError as error:
+            raise _own_error(error) from None
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise StartError(f"a rank did not start: {_first_line(error)}") from error
+
+    def _wait_ready(self, on_state: Callable[[HeadState], None]) -> None:
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while True:
+            ended, _ = ray.wait(self._runs, num_returns=1, timeout=POLL_S)
+            if ended:
+                raise self._start_failure()
+            state: HeadState = self._get(self._actors[0].state.remote())
+            on_state(state)
+            if state.phase == "ready":
+                return
+            if time.monotonic() >= deadline:
+                raise StartError(f"the engine was not ready within {self.config.start_timeout_s:g} s")
+
+    def _start_failure(self) -> MetraleError:
+        """The error of the rank that knows best: a reason of its own comes before a lost link."""
+        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=REASON_WAIT_S)
+        errors = [_own_error_of(ref) for ref in self._runs if ref in ended]
+        starts = [error for error in errors if isinstance(error, StartError | ConfigError)]
+        if starts:
+            return starts[0]
+        dead = self.failure()
+        return StartError(dead.message if dead else "the engine ended during its start")
+
+    def _stop_head(self) -> None:
+        """Ask the head to end by itself, so that workers leave in order; one that does not is killed next."""
+        if not self._runs or not self._actors:
+            return
+        try:
+            self._actors[0].stop.remote()
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=STOP_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            log.warning("the head did not stop by itself: %s", _first_line(error))
+
+
+def _with_resources(config: EngineConfig) -> EngineConfig:
+    """The configuration with device, cores and GPUs per rank settled from what the nodes offer."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    ranks_per_node = math.ceil(config.ep_size / max(1, len(nodes)))
+    changes: dict[str, Any] = {}
+    gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    device = config.device if config.device != "auto" else ("cuda" if gpus >= config.ep_size else "cpu")
+    changes["device"] = device
+    if config.num_gpus_per_rank is None and device.startswith("cuda"):
+        changes["num_gpus_per_rank"] = 1.0
+    if config.num_cpus_per_rank is None:
+        cores = min((node.get("CPU", 0.0) for node in nodes), default=1.0)
+        changes["num_cpus_per_rank"] = max(1, int(cores // ranks_per_node))
+    return dataclasses.replace(config, **changes)
+
+
+def _unplaceable(config: EngineConfig, bundle: dict[str, float], state: Any) -> str:
+    """What was asked for, what the nodes offer, and what is missing."""
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    offers = "; ".join(
+        f"{node['NodeManagerAddress']}: " + ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in bundle)
+        for node in nodes
+    )
+    free = ray.available_resources()
+    missing = []
+    for name, amount in bundle.items():
+        total = sum(node["Resources"].get(name, 0.0) for node in nodes)
+        wanted = amount * config.ep_size
+        if wanted > total:
+            missing.append(f"{wanted - total:g} {name}")
+        elif wanted > free.get(name, 0.0):
+            missing.append(f"{wanted - free.get(name, 0.0):g} {name} that others use now")
+    lacking = ", ".join(missing) or f"nodes that fit the placement {config.placement}"
+    why = "cannot be placed" if state == "INFEASIBLE" else f"were not placed within {config.placement_timeout_s:g} s"
+    return (
+        f"{config.ep_size} ranks with {asked} each ({config.placement}) {why}. The nodes offer {offers}. "
+        f"Missing: {lacking}. Use fewer ranks (--ep-size), fewer cores for each (--num-cpus-per-rank, below 1 shares "
+        "a core), another placement (--placement), or more nodes."
+    )
+
+
+def _worst(reasons: Sequence[tuple[int, MetraleError | None]]) -> EngineDead:
+    """One error out of what each ended rank said: the head's own finding first, then a worker's reason."""
+    by_rank = dict(reasons)
+    own = by_rank.get(0)
+    others = [(rank, why) for rank, why in reasons if rank != 0 and why is not None]
+    if isinstance(own, EngineDead) and own.rank is not None:
+        theirs = next((why for rank, why in others if rank == own.rank), None)
+        detail = f" ({theirs.message})" if theirs is not None and theirs.message not in own.message else ""
+        return EngineDead(f"{own.message}{detail}", rank=own.rank)
+    if others and own is None:
+        rank, why = others[0]
+        return EngineDead(f"rank {rank}: {why.message if why else 'ended'}", rank=rank)
+    if own is not None:
+        return EngineDead(f"rank 0: {own.message}", rank=0)
+    rank = reasons[0][0]
+    return EngineDead(f"rank {rank} ended", rank=rank)
+
+
+def _reason(ref: Any) -> MetraleError | None:
+    """What a rank's run raised; None when it returned."""
+    error = _own_error_of(ref)
+    return error if error is None or isinstance(error, MetraleError) else EngineDead(_first_line(error))
+
+
+def _own_error_of(ref: Any) -> MetraleError | None:
+    try:
+        ray.get(ref, timeout=0)
+    except ray.exceptions.RayTaskError as error:
+        return _own_error(error)
+    except ray.exceptions.RayError as error:
+        return EngineDead(f"its process ended: {_first_line(error)}")
+    return None
+
+
+def _own_error(error: ray.exceptions.RayTaskError) -> MetraleError:
+    """The error of ours inside Ray's wrapper; anything else becomes a StartError with its text."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, MetraleError):
+        return cause
+    return StartError(f"{type(cause).__name__}: {cause}" if cause is not None else str(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _whoami(rank: int) -> dict[str, Any]:
+    context = ray.get_runtime_context()
+    return {
+        "rank": rank,
+        "pid": os.getpid(),
+        "node": context.get_node_id(),
+        "address": ray.util.get_node_ip_address(),
+    }
+
+
+def _log_to_stderr(config: EngineConfig) -> None:
+    """Ray keeps each actor's stderr in its log files."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

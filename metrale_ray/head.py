@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Head`: the process that owns the scheduler, rank 0's model and every decision.
+
+Two threads. The engine thread touches the engine, the links and the model, and nobody else does. The asyncio loop
+holds the fronts' sessions and answers questions. From the loop to the engine goes one queue, read between steps, that
+wakes an idle engine; back goes one call per step. No text, template or HTTP here.
+
+Whoever waits is answered: when the engine ends, for whatever reason, every front is told so and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from metrale_ray.config import EngineConfig
+from metrale_ray.engine import Delivery, Engine, check_links
+from metrale_ray.errors import EngineDead, HandshakeError, MetraleError, RequestError
+from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
+from metrale_ray.model.device import use_threads
+from metrale_ray.model.execute import Replica
+from metrale_ray.model.ranks import RankSetup, build_replica, differences, introduce, open_rank
+from metrale_ray.protocol.commands import CommandFrame, Progress, Rank, Welcome
+from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Output, Submit
+from metrale_ray.protocol.link import HeadLink, HeadPort
+from metrale_ray.protocol.session import HeadSession
+from metrale_ray.protocol.versions import ProtocolVersion
+from metrale_ray.protocol.zmq_transport import ZmqTransport
+from metrale_ray.scheduler.limits import SchedulerLimits
+from metrale_ray.scheduler.request import Request, RequestId
+from metrale_ray.scheduler.scheduler import Scheduler
+from metrale_ray.worker import HeadAddress
+
+log = logging.getLogger(__name__)
+
+# An idle engine looks at its links this often; a message wakes it at once.
+IDLE_WAIT_S = 0.25
+FIRST_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """Where the head is. `phase`: "starting", "loading", "ready", "ended". `progress`: per rank, while loading."""
+
+    phase: str
+    progress: dict[int, Progress]
+    failure: MetraleError | None = None
+
+
+@dataclass(slots=True)
+class _Stats:
+    answer: asyncio.Future[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    pass
+
+
+@dataclass(slots=True)
+class _Clients:
+    """Which front, and which of its requests, each request of the engine is. The engine thread's own."""
+
+    by_request: dict[RequestId, tuple[FrontId, int]] = field(default_factory=dict)
+    by_client: dict[tuple[FrontId, int], RequestId] = field(default_factory=dict)
+    next_id: int = 0
+
+    def add(self, front: FrontId, number: int) -> RequestId:
+        request_id = RequestId(self.next_id)
+        self.next_id += 1
+        self.by_request[request_id] = (front, number)
+        self.by_client[front, number] = request_id
+        return request_id
+
+    def drop(self, request_id: RequestId) -> tuple[FrontId, int] | None:
+        client = self.by_request.pop(request_id, None)
+        if client is not None:
+            self.by_client.pop(client, None)
+        return client
+
+    def of_front(self, front: FrontId) -> list[RequestId]:
+        return [request_id for request_id, (owner, _) in self.by_request.items() if owner == front]
+
+
+class Head:
+    """The head's process around the engine. `host` is this node's own address."""
+
+    def __init__(self, config: EngineConfig, host: str) -> None:
+        self._config = config
+        self._host = host
+        self._version = config.protocol_version
+        self._inbox: queue.SimpleQueue[tuple[FrontId | None, Any]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._state = HeadState("starting", {})
+        self._clients = _Clients()
+        self._links: list[HeadLink] = []
+        self._setup: RankSetup | None = None
+        self._last_stats: dict[str, Any] = {}
+
+    async def listen(self) -> dict[int, HeadAddress]:
+        """Check the checkpoint, and open every door: one address for each worker. Raises CheckpointError."""
+        config = self._config
+        self._loop = asyncio.get_running_loop()
+        self._setup = await asyncio.to_thread(open_rank, config, 0)
+        transports = {rank: ZmqTransport.listen(self._host, f"rank {rank}") for rank in range(1, config.ep_size)}
+        self._links = [HeadLink(Rank(rank), t, self._version, FIRST_EPOCH) for rank, t in transports.items()]
+        self._store, store_port = host_store(self._host, config.start_timeout_s)
+        self._fronts = FrontServer(self._host, self._on_message, self._on_gone, self._opened)
+        await self._fronts.start()
+        return {rank: HeadAddress(t.address, self._host, store_port) for rank, t in transports.items()}
+
+    @property
+    def front_address(self) -> str:
+        """Where fronts connect."""
+        return self._fronts.address
+
+    @property
+    def state(self) -> HeadState:
+        """The phase and, while loading, each rank's progress."""
+        return self._state
+
+    async def serve(self) -> None:
+        """Run the engine until `stop`. Raises what ended it otherwise: StartError before ready, EngineDead after."""
+        await asyncio.to_thread(self._engine_main)
+        failure = self._state.failure
+        if failure is not None:
+            await self._fronts.post_dead(failure.message, getattr(failure, "rank", None))
+        await self._fronts.close()
+        if failure is not None:
+            raise failure
+
+    async def stop(self) -> None:
+        """Let the engine end after its current step."""
+        self._stopping.set()
+        self._inbox.put((None, _Gone()))
+
+    async def stats(self) -> dict[str, Any]:
+        """Gauges and counters, read between two steps."""
+        if self._state.phase != "ready":
+            return dict(self._last_stats)
+        ask = _Stats(self._loop.create_future())
+        self._inbox.put((None, ask))
+        return await ask.answer
+
+    # The loop's side ----------------------------------------------------------------------------------------------
+
+    def _on_message(self, front: FrontId, message: Submit | Abort | Finish) -> None:
+        full = isinstance(message, Submit) and self._inbox.qsize() > self._config.max_queue_len
+        if self._state.phase != "ready" or full:
+            code, text = ("queue_full", "too many requests wait") if full else ("not_ready", "the engine is not ready")
+            if isinstance(message, Submit):
+                self._fronts.post(front, [_refusal(message.request_id, code, text)])
+            return
+        self._inbox.put((front, message))
+
+    def _on_gone(self, front: FrontId) -> None:
+        self._inbox.put((front, _Gone()))
+
+    def _opened(self) -> Opened:
+        setup = self._setup
+        if setup is None:
+            raise AssertionError("fronts were let in before the checkpoint was read")
+        return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=FIRST_EPOCH)
+
+    def _post(self, outputs: dict[FrontId, list[Output]]) -> None:
+        for front, of_front in outputs.items():
+            self._fronts.post(front, of_front)
+
+    # The engine thread --------------------------------------------------------------------------------------------
+
+    def _engine_main(self) -> None:
+        failure: MetraleError | None = None
+        collectives: Collectives | None = None
+        engine: Engine | None = None
+        try:
+            setup = self._shake_hands()
+            collectives = self._make_collectives(setup)
+            engine = self._start_engine(setup, collectives)
+            self._state = HeadState("ready", {})
+            self._run(engine)
+            engine.shutdown()
+        except Exception as error:  # whatever ended the engine is told to all who wait
+            failure = self._describe(error)
+            log.error("the engine ended: %s", failure.message, exc_info=not isinstance(error, MetraleError))
+        finally:
+            self._end(engine, failure, collectives)
+
+    def _shake_hands(self) -> RankSetup:
+        """Hear every worker, compare, and answer all alike. Raises HandshakeError."""
+        setup = self._setup
+        if setup is None:
+            raise AssertionError("listen() comes first")
+        use_threads(max(1, int(self._config.num_cpus_per_rank or 1)))
+        mine = introduce(setup)
+        deadline = time.monotonic() + self._config.start_timeout_s
+        hellos = [link.expect_hello(max(0.0, deadline - time.monotonic())) for link in self._links]
+        refusal = "\n".join(line for hello in hellos for line in differences(mine, hello))
+        for link in self._links:
+            link.welcome(Welcome(self._version.value, FIRST_EPOCH, refusal))
+        if refusal:
+            raise HandshakeError(f"the ranks differ:\n{refusal}")
+        self._num_blocks = min(hello.num_blocks for hello in [mine, *hellos])
+        return setup
+
+    def _make_collectives(self, setup: RankSetup) -> Collectives:
+        config = self._config
+        sizes = (config.max_num_batched_tokens, setup.decoder.hidden_size, setup.dtype)
+        if config.ep_size == 1:
+            return OneRank(0, 1, *sizes, str(setup.device))
+        return TorchDistributed(
+            0,
+            config.ep_size,
+            *sizes,
+            str(setup.device),
+            store=self._store,
+            host=self._host,
+            timeout_s=config.step_timeout_s,
+            check_peers=lambda: check_links(self._links),
+        )
+
+    def _start_engine(self, setup: RankSetup, collectives: Collectives) -> Engine:
+        config = self._config
+        session = HeadSession(self._version, FIRST_EPOCH)
+        port = HeadPort(session, self._links)
+        replica, model = build_replica(setup, collectives, port, self._on_own_progress)
+        engine = Engine(
+            replica,
+            model,
+            session,
+            self._links,
+            self._version,
+            step_timeout_s=config.step_timeout_s,
+            seed=config.seed,
+            deliver=self._deliver,
+        )
+        self._state = HeadState("loading", {})
+        engine.start(Scheduler(self._scheduler_limits(setup)), self._num_blocks, self._note_progress)
+        return engine
+
+    def _scheduler_limits(self, setup: RankSetup) -> SchedulerLimits:
+        config = self._config
+        return SchedulerLimits(
+            max_batch_size=config.max_batch_size,
+            max_model_len=setup.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            num_blocks=self._num_blocks,
+            block_size=config.block_size,
+            watermark=config.watermark,
+            max_queue_len=config.max_queue_len,
+            mixed_steps=self._version is not ProtocolVersion.V1,
+        )
+
+    def _on_own_progress(self, replica: Replica, frame: CommandFrame, progress: Progress) -> None:
+        self._note_progress(Rank(0), progress)
+        for link in self._links:
+            link.poll_progress(lambda theirs, rank=link.rank: self._note_progress(rank, theirs))
+
+    def _note_progress(self, rank: Rank, progress: Progress) -> None:
+        self._state = HeadState("loading", {**self._state.progress, rank: progress})
+
+    def _run(self, engine: Engine) -> None:
+        next_ping = time.monotonic() + self._config.idle_ping_s
+        worked = False
+        while not self._stopping.is_set():
+            self._take(engine, wait=not worked)
+            worked = engine.step()
+            if worked:
+                next_ping = time.monotonic() + self._config.idle_ping_s
+                continue
+            check_links(self._links)
+            if time.monotonic() >= next_ping:
+                engine.ping()
+                next_ping = time.monotonic() + self._config.idle_ping_s
+
+    def _take(self, engine: Engine, wait: bool) -> None:
+        """Read the queue to its end, waiting a little for the first message when there is nothing else to do."""
+        while True:
+            try:
+                front, message = self._inbox.get(timeout=IDLE_WAIT_S) if wait else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            wait = False
+            self._handle(engine, front, message)
+
+    def _handle(self, engine: Engine, front: FrontId | None, message: Any) -> None:
+        match message:
+            case Submit() if front is not None:
+                self._submit(engine, front, message)
+            case Abort(number) | Finish(number) if front is not None:
+                self._end_request(engine, front, number, isinstance(message, Finish))
+            case _Gone() if front is not None:
+                for request_id in self._clients.of_front(front):
+                    self._clients.drop(request_id)
+                    engine.abort(request_id)
+            case _Stats(answer):
+                self._answer_stats(engine, answer)
+
+    def _submit(self, engine: Engine, front: FrontId, message: Submit) -> None:
+        setup, params = self._setup, message.params
+        if setup is None:
+            raise AssertionError("the engine runs without a checkpoint")
+        request_id = self._clients.add(front, message.request_id)
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else setup.checkpoint.eos_token_ids)
+        max_tokens = params.max_tokens if params.max_tokens is not None else setup.max_model_len
+        request = Request(request_id, message.prompt_token_ids, max_tokens, ends)
+        try:
+            engine.submit(request, params)
+        except RequestError as error:
+            self._clients.drop(request_id)
+            refusal = {front: [_refusal(message.request_id, error.code, error.message)]}
+            self._loop.call_soon_threadsafe(self._post, refusal)
+
+    def _end_request(self, engine: Engine, front: FrontId, number: int, finished: bool) -> None:
+        request_id = self._clients.by_client.get((front, number))
+        if request_id is None:
+            return  # it was answered while this message was on its way
+        self._clients.drop(request_id)
+        if finished:
+            engine.finish(request_id)
+        else:
+            engine.abort(request_id)
+
+    def _answer_stats(self, engine: Engine, answer: asyncio.Future[dict[str, Any]]) -> None:
+        self._last_stats = {**engine.stats(), "epoch": FIRST_EPOCH}
+        self._loop.call_soon_threadsafe(answer.set_result, dict(self._last_stats))
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        outputs: dict[FrontId, list[Output]] = {}
+        for delivery in deliveries:
+            ended = delivery.finish_reason is not None
+            request_id = delivery.request_id
+            client = self._clients.drop(request_id) if ended else self._clients.by_request.get(request_id)
+            if client is not None:
+                outputs.setdefault(client[0], []).append(_output(client[1], delivery))
+        self._loop.call_soon_threadsafe(self._post, outputs)
+
+    def _describe(self, error: Exception) -> MetraleError:
+        """The failure as whoever waits gets it: a start's own error, and EngineDead once the engine was ready."""
+        rank = getattr(error, "rank", None)
+        if self._state.phase != "ready" and isinstance(error, MetraleError):
+            return error
+        message = error.message if isinstance(error, MetraleError) else f"{type(error).__name__}: {error}"
+        return EngineDead(message, rank=rank)
+
+    def _end(self, engine: Engine | None, failure: MetraleError | None, collectives: Collectives | None) -> None:
+        if engine is not None and failure is None:
+            self._last_stats = {**engine.stats(), "epoch": FIRST_EPOCH}
+        self._state = HeadState("ended", {}, failure)
+        for link in self._links:
+            link.close()
+        if collectives is not None:
+            collectives.close()
+        while not self._inbox.empty():
+            _, message = self._inbox.get()
+            if isinstance(message, _Stats):
+                self._loop.call_soon_threadsafe(message.answer.set_result, dict(self._last_stats))
+
+
+def _refusal(number: int, code: str, message: str) -> Output:
+    return Output(number, 0, (), "error", None, (code, message))
+
+
+def _output(number: int, delivery: Delivery) -> Output:
+    return Output(number, 0, delivery.token_ids, delivery.finish_reason, delivery.stop_token_id, delivery.error)

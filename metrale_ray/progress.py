@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What a person sees while something takes longer than a moment: bars on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from metrale_ray.head import HeadState
+
+log = logging.getLogger(__name__)
+
+# Where there is no terminal, one line in this time is enough to see that it goes on.
+LOG_EVERY_S = 5.0
+
+
+class LoadProgress:
+    """The start of an engine: its phase, and how far each rank has loaded."""
+
+    def __init__(self, ep_size: int) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            console=_console(),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self._ranks = [self._bars.add_task(f"rank {rank}: starting", total=None) for rank in range(ep_size)]
+        self._next_line = time.monotonic() + LOG_EVERY_S
+
+    def __enter__(self) -> LoadProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def update(self, state: HeadState) -> None:
+        """Show the head's state."""
+        for rank, progress in state.progress.items():
+            self._bars.update(
+                self._ranks[rank],
+                description=f"rank {rank}: loading",
+                completed=progress.done_bytes,
+                total=progress.total_bytes,
+            )
+        if not sys.stderr.isatty() and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LOG_EVERY_S
+            parts = [f"rank {r}: {p.done_bytes >> 20}/{p.total_bytes >> 20} MiB" for r, p in state.progress.items()]
+            log.warning("%s %s", state.phase, ", ".join(parts))
+
+
+@contextmanager
+def counted(total: int, unit: str, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar over `total` things; the function it gives is called once for each one done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    visible = shown and total > 1
+    columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    done, next_line = 0, time.monotonic() + LOG_EVERY_S
+    with Progress(*columns, console=_console(), transient=True, disable=not (visible and sys.stderr.isatty())) as bar:
+        task = bar.add_task(unit, total=total)
+
+        def advance() -> None:
+            nonlocal done, next_line
+            done += 1
+            bar.advance(task)
+            if visible and not sys.stderr.isatty() and time.monotonic() >= next_line:
+                next_line = time.monotonic() + LOG_EVERY_S
+                log.warning("%d of %d %s", done, total, unit)
+
+        yield advance
+
+
+def _console() -> object:
+    from rich.console import Console
+
+    return Console(stderr=True)
