@@ -1,1 +1,28 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
+"""The table of architectures. A family's file states only what it does differently from the shared decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from metrale_ray.errors import CheckpointError
+from metrale_ray.model.families import mixtral, qwen3_moe
+from metrale_ray.model.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    "MixtralForCausalLM": mixtral.FAMILY,
+    "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+}
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a config.json. Raises CheckpointError for an architecture that is not in the table."""
+    architectures = config.get("architectures") or []
+    known = [name for name in architectures if name in FAMILIES]
+    if len(known) != 1:
+        given = ", ".join(map(str, architectures)) or "none"
+        raise CheckpointError(
+            f"config.json names the architecture {given}, which is not supported; supported are {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[known[0]]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Products with weight matrices.
+
+A CPU without 16-bit arithmetic multiplies bfloat16 and float16 row by row, many times slower than fp32. There
+`WideProduct` widens the weights to fp32, tile by tile, as soon as there are enough rows to pay for it, and rounds once
+at the end. The plain form is `functional.linear`; which one is used follows from the device, the dtype and the number
+of rows, so all ranks of one kind choose alike.
+
+Shapes: T rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+# (rows [T, I], weight [O, I], bias [O] or None) -> [T, O]
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+# Below this many rows reading the weights once as they are is cheaper than widening them.
+MIN_WIDE_ROWS = 6
+# 4 MB of fp32: the widened tile is multiplied while it is still in the cache.
+TILE_ITEMS = 2**20
+# torch's vector level on CPUs that have no 16-bit arithmetic.
+NARROW_CAPABILITIES = ("DEFAULT", "AVX2")
+
+
+def choose_product(device: torch.device, dtype: torch.dtype) -> Product:
+    """The fastest product for weights of `dtype` on `device`."""
+    lacks_16_bit = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in NARROW_CAPABILITIES
+    return WideProduct() if lacks_16_bit and dtype in (torch.bfloat16, torch.float16) else functional.linear
+
+
+class WideProduct:
+    """16-bit weights times 16-bit rows by way of fp32. Keeps one tile of scratch; one thread at a time."""
+
+    def __init__(self) -> None:
+        self._tile = torch.empty(TILE_ITEMS, dtype=torch.float32)
+
+    def __call__(self, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        num_inputs = weight_OI.shape[1]
+        rows_per_tile = TILE_ITEMS // num_inputs
+        if x_TI.shape[0] < MIN_WIDE_ROWS or rows_per_tile == 0:
+            return functional.linear(x_TI, weight_OI, bias_O)
+        wide_TI = x_TI.float()
+        out_TO = torch.empty(x_TI.shape[0], weight_OI.shape[0], dtype=x_TI.dtype)
+        for start in range(0, weight_OI.shape[0], rows_per_tile):
+            part_OI = weight_OI[start : start + rows_per_tile]
+            tile_OI = self._tile[: part_OI.numel()].view(part_OI.shape).copy_(part_OI)
+            out_TO[:, start : start + rows_per_tile] = torch.mm(wide_TI, tile_OI.t())
+        return out_TO if bias_O is None else out_TO.add_(bias_O)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The gated mlp of a dense layer. Shapes: T tokens, H hidden, I intermediate; gate and up are one matrix [2·I, H]."""
+
+from __future__ import annotations
+
+import torch
+
+from metrale_ray.model.layers.activation import Activation
+from metrale_ray.model.layers.linear import Product
+
+
+class DenseMlp:
+    """The same on every rank; no collective."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, product: Product) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
+        self._product = product
+
+    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """The mlp's output [T, H], without the residual."""
+        gate_TI, up_TI = self._product(x_TH, self._gate_up, None).chunk(2, dim=-1)
+        return self._product(self._activation(gate_TI) * up_TI, self._down, None)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""One layer's attention: projections, norms of queries and keys, rotation, the attention itself, output projection.
+
+Shapes: T rows, H hidden, N query heads, M kv heads, D head_dim; q, k and v are one matrix [(N + 2·M)·D, H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from metrale_ray.model.attention.plan import AttentionPlan
+from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.layers.linear import Product
+from metrale_ray.model.layers.norm import rms_norm
+from metrale_ray.model.layers.rotary import rotate
+from metrale_ray.model.step import Step
+
+# (layer, q [T, N, D], k [T, M, D], v [T, M, D], plan) -> [T, N, D]
+Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
+
+
+class SelfAttention:
+    """The same on every rank; no collective."""
+
+    def __init__(
+        self,
+        layer: int,
+        config: DecoderConfig,
+        weights: dict[str, torch.Tensor],
+        attention: Attention,
+        product: Product,
+    ) -> None:
+        self._layer = layer
+        self._num_heads = config.num_heads
+        self._num_rotated = config.num_heads + config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._eps = config.rms_norm_eps
+        self._qkv = weights["qkv"]
+        self._qkv_bias = weights.get("qkv_bias")
+        self._output = weights["output"]
+        self._output_bias = weights.get("output_bias")
+        self._norm_RD = _head_norms(config, weights) if config.qk_norm else None
+        self._attention = attention
+        self._product = product
+
+    def __call__(self, x_TH: torch.Tensor, step: Step) -> torch.Tensor:
+        """The attention's output [T, H], without the residual."""
+        num_rows = x_TH.shape[0]
+        qkv = self._product(x_TH, self._qkv, self._qkv_bias).view(num_rows, -1, self._head_dim)
+        rotated = qkv[:, : self._num_rotated]
+        if self._norm_RD is not None:
+            rotated = rms_norm(rotated, self._norm_RD, self._eps)
+        rotated = rotate(rotated, step.cos, step.sin)
+        q_TND, k_TMD = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
+        out_TND = self._attention(self._layer, q_TND, k_TMD, qkv[:, self._num_rotated :], step.attention)
+        return self._product(out_TND.reshape(num_rows, -1), self._output, self._output_bias)
+
+
+def _head_norms(config: DecoderConfig, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """One norm weight per rotated head, so that queries and keys are normalised together."""
+    q_ND = weights["q_norm"].expand(config.num_heads, -1)
+    k_MD = weights["k_norm"].expand(config.num_kv_heads, -1)
+    return torch.cat((q_ND, k_MD))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Step`: one forward's rows and what all layers share about them, computed once.
+
+Rules. Spans are packed in the order that suits attention; `logit_rows` leads back to the order of the spans. Everything
+follows from the spans and block tables, so it is equal on every rank. Shapes: T rows, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from metrale_ray.model.attention.plan import AttentionPlan, attention_order, plan_attention
+from metrale_ray.model.contract.sequence import SequenceState
+from metrale_ray.model.kv_cache import KvCache
+from metrale_ray.model.layers.rotary import Rotary
+from metrale_ray.protocol.commands import Logits, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`token_ids` is [T], `cos` and `sin` are [T, 1, D].
+
+    `logit_rows` are the packed rows whose logits are asked for, in the order of the spans.
+    """
+
+    token_ids: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    attention: AttentionPlan
+    logit_rows: list[int]
+
+
+def plan_step(
+    spans: Sequence[Span],
+    seqs: Sequence[SequenceState],
+    cache: KvCache,
+    rotary: Rotary,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Step:
+    """The step that runs `spans`, each of the sequence at the same place in `seqs`."""
+    order = attention_order(spans, window)
+    packed = [spans[number] for number in order]
+    token_ids = [token for span in packed for token in span.token_ids]
+    positions = [position for span in packed for position in range(span.start, span.end)]
+    cos_T1D, sin_T1D = rotary.angles(torch.tensor(positions, device=device))
+    return Step(
+        torch.tensor(token_ids, device=device),
+        cos_T1D,
+        sin_T1D,
+        plan_attention(packed, [seqs[number] for number in order], cache, window, dtype, device),
+        _logit_rows(spans, order),
+    )
+
+
+def _logit_rows(spans: Sequence[Span], order: Sequence[int]) -> list[int]:
+    first_rows: dict[int, int] = {}
+    num_rows = 0
+    for number in order:
+        first_rows[number] = num_rows
+        num_rows += len(spans[number].token_ids)
+    return [row for number, span in enumerate(spans) for row in _asked(span, first_rows[number])]
+
+
+def _asked(span: Span, first_row: int) -> range:
+    end = first_row + len(span.token_ids)
+    match span.logits:
+        case Logits.NONE:
+            return range(0)
+        case Logits.LAST:
+            return range(end - 1, end)
+        case Logits.ALL:
+            return range(first_row, end)

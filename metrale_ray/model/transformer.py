@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`TransformerModel`: the model contract for decoder families with replicated attention and spread experts.
+
+Every forward method is one packed pass over its spans. Rank 0 gives logits, the others None. The model keeps no
+sequence of its own beside the contract's `SequenceState`: a sequence's rows are found through its block table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from metrale_ray.config import EngineConfig
+from metrale_ray.errors import CommandRefused
+from metrale_ray.model.attention.sdpa import SdpaAttention
+from metrale_ray.model.checkpoint import Checkpoint
+from metrale_ray.model.collectives import Collectives
+from metrale_ray.model.contract.ep import Ep
+from metrale_ray.model.contract.model import Model
+from metrale_ray.model.contract.sequence import SequenceState
+from metrale_ray.model.contract.streams import Streams
+from metrale_ray.model.decoder import Decoder
+from metrale_ray.model.kv_cache import KvCache
+from metrale_ray.model.layers.linear import choose_product
+from metrale_ray.model.layers.rotary import Rotary
+from metrale_ray.model.step import plan_step
+from metrale_ray.model.weights import load_weights, plan_weights, read_decoder_config
+from metrale_ray.protocol.commands import Slot, Span
+from metrale_ray.protocol.port import CommandPort
+
+
+class TransformerModel(Model):
+    """One rank. Construction reads and checks the checkpoint's headers only; `load` reads the weights."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        rank: int,
+        collectives: Collectives,
+        port: CommandPort | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.ep = Ep(port)
+        self.streams = Streams(device)
+        self.rank = rank
+        self.device = device
+        self.dtype = dtype
+        self.decoder_config = read_decoder_config(checkpoint)
+        self._tensors = checkpoint.tensors
+        self._plan = plan_weights(checkpoint, self.decoder_config, rank, collectives.world)
+        self._collectives = collectives
+        self._block_size = config.block_size
+        self._rotary = Rotary(self.decoder_config.rope, self.decoder_config.head_dim, device, dtype)
+        self._live: dict[Slot, SequenceState] = {}
+        self._decoder: Decoder | None = None
+        self._cache: KvCache | None = None
+
+    @torch.inference_mode()
+    def load(self, num_blocks: int, on_progress: Callable[[int, int], None]) -> None:
+        """Read this rank's shard and reserve the KV cache. Raises CheckpointError."""
+        weights = load_weights(self._plan, self._tensors, self.device, self.dtype, on_progress)
+        cache = KvCache(self.decoder_config, num_blocks, self._block_size, self.device, self.dtype)
+        product = choose_product(self.device, self.dtype)
+        self._decoder = Decoder(self.decoder_config, weights, SdpaAttention(cache), self._collectives, product)
+        self._cache = cache
+
+    @property
+    def num_total_blocks(self) -> int:
+        """The KV cache's capacity in blocks; 0 before `load`."""
+        return self._cache.num_blocks if self._cache else 0
+
+    def alloc_sequence(self, slot: Slot) -> SequenceState:
+        """A fresh, empty sequence in `slot`. Raises CommandRefused when the slot is taken."""
+        if slot in self._live:
+            raise CommandRefused(f"slot {slot} holds a sequence already", slots=[slot])
+        self._live[slot] = SequenceState(slot)
+        return self._live[slot]
+
+    def free_sequence(self, seq: SequenceState) -> None:
+        """Forget the sequence. Raises CommandRefused when it was freed before."""
+        if self._live.get(seq.slot) is not seq:
+            raise CommandRefused(f"the sequence of slot {seq.slot} is free already", slots=[seq.slot])
+        del self._live[seq.slot]
+
+    def teardown(self) -> None:
+        """Release weights, cache and sequences. Calling it twice is allowed."""
+        self._decoder = None
+        self._cache = None
+        self._live.clear()
+
+    @property
+    def kv_block_size(self) -> int:
+        """Tokens per KV block."""
+        return self._block_size
+
+    def num_reductions(self) -> int:
+        """One for each layer with experts; 0 for a model without."""
+        return self.decoder_config.num_sparse_layers
+
+    def prefill_chunk(self, span: Span, seq: SequenceState) -> torch.Tensor | None:
+        """One chunk of a prompt."""
+        return self._forward([span], [seq])
+
+    def decode(self, span: Span, seq: SequenceState) -> torch.Tensor | None:
+        """One token of one sequence."""
+        return self._forward([span], [seq])
+
+    def decode_batch(self, spans: Sequence[Span], seqs: Sequence[SequenceState]) -> torch.Tensor | None:
+        """One token of each sequence, rows in the order given. Nothing is captured, so nothing is padded."""
+        return self._forward(spans, seqs)
+
+    def mixed_forward_batch(self, spans: Sequence[Span], seqs: Sequence[SequenceState]) -> torch.Tensor | None:
+        """Decode rows and prompt chunks in one pass."""
+        return self._forward(spans, seqs)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head."""
+        return self.decoder_config.vocab_size
+
+    def argmax_batch(self, logits_RV: torch.Tensor) -> list[int]:
+        """The index of each row's largest value, the first one on a tie."""
+        return [int(index) for index in logits_RV.argmax(dim=-1).tolist()]
+
+    def to_host(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """The logits as fp32 on the CPU."""
+        return logits_RV.to("cpu", torch.float32)
+
+    @torch.inference_mode()
+    def _forward(self, spans: Sequence[Span], seqs: Sequence[SequenceState]) -> torch.Tensor | None:
+        if self._decoder is None or self._cache is None:
+            raise CommandRefused("nothing is loaded yet")
+        window = self.decoder_config.sliding_window
+        step = plan_step(spans, seqs, self._cache, self._rotary, window, self.dtype, self.device)
+        x_TH = self._decoder.hidden(step)
+        return self._decoder.logits(x_TH, step.logit_rows) if self.rank == 0 else None

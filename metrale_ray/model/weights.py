@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A rank's weights: the checkpoint checked whole against the shard plan, and this rank's share of it read.
+
+Every rank checks every name, dtype and shape, those of other ranks' experts included, so all ranks accept or refuse
+alike. A rank reads only its share, straight into parameters made beforehand: the peak is the share, and one staging
+buffer of a fixed size where the dtype is converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from metrale_ray.errors import CheckpointError
+from metrale_ray.model.checkpoint import Checkpoint, TensorReader, TensorRecord
+from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.families import family_of
+from metrale_ray.model.kv_cache import kv_block_bytes
+from metrale_ray.model.safetensors_file import first_few
+from metrale_ray.model.shard_plan import Piece, ShardPlan, choose_layout, parameter_bytes, plan_shard
+
+# Both sizes that a rank plans its memory with are found here.
+__all__ = [
+    "Weights",
+    "check_tensors",
+    "kv_block_bytes",
+    "load_weights",
+    "plan_weights",
+    "read_decoder_config",
+    "shard_bytes",
+]
+
+FLOATS = ("BF16", "F16", "F32")
+
+Weights = dict[str, torch.Tensor]
+Work = tuple[TensorRecord, torch.Tensor, int]
+
+
+def read_decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """The decoder that the checkpoint holds. Raises CheckpointError for what is not supported."""
+    return family_of(checkpoint.config).read_config(checkpoint.config)
+
+
+def plan_weights(checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int) -> ShardPlan:
+    """This rank's plan, after checking that the checkpoint is exactly what the plan needs. Raises CheckpointError."""
+    layout = choose_layout(family_of(checkpoint.config), config, checkpoint.tensors)
+    plan = plan_shard(config, layout, rank, world)
+    check_tensors(plan, checkpoint.tensors)
+    return plan
+
+
+def shard_bytes(checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int, dtype: torch.dtype) -> int:
+    """The memory that this rank's weights will take, known before anything is read. Raises CheckpointError."""
+    return parameter_bytes(plan_weights(checkpoint, config, rank, world).shapes, dtype)
+
+
+def load_weights(
+    plan: ShardPlan,
+    tensors: Mapping[str, TensorRecord],
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Callable[[int, int], None],
+) -> Weights:
+    """Read this rank's share. `on_progress(done, total)` counts bytes of the files. Raises CheckpointError."""
+    weights = {name: torch.empty(shape, device=device, dtype=dtype) for name, shape in plan.shapes.items()}
+    work = [_work(piece, piece.parameter, tensors, weights) for piece in plan.pieces if piece.parameter is not None]
+    work.sort(key=lambda item: (item[0].file, item[0].offset))  # files are read from front to back
+    total_bytes, done_bytes = sum(map(_bytes_read, work)), 0
+    on_progress(0, total_bytes)
+    with TensorReader() as reader:
+        for record, destination, first_row in work:
+            reader.read_into(record, destination, first_row)
+            done_bytes += _bytes_read((record, destination, first_row))
+            on_progress(done_bytes, total_bytes)
+    return weights
+
+
+def _work(piece: Piece, parameter: str, tensors: Mapping[str, TensorRecord], weights: Weights) -> Work:
+    destination = weights[parameter]
+    return tensors[piece.name], destination[piece.index] if piece.index else destination, piece.first_row
+
+
+def _bytes_read(work: Work) -> int:
+    record, destination, _ = work
+    return record.num_bytes // max(record.shape[0], 1) * destination.shape[0]
+
+
+def check_tensors(plan: ShardPlan, tensors: Mapping[str, TensorRecord]) -> None:
+    """Raise CheckpointError unless the checkpoint holds exactly the planned tensors, with their dtypes and shapes."""
+    expected = {piece.name: piece.shape for piece in plan.pieces}
+    faults = [
+        _fault("missing from the checkpoint", [name for name in expected if name not in tensors]),
+        _fault("not part of this model", [_where(tensors[name]) for name in tensors if name not in expected]),
+        _fault(
+            f"of a dtype that is not served ({', '.join(FLOATS)} are)",
+            [f"{_where(r)} is {r.dtype}" for r in tensors.values() if r.dtype not in FLOATS],
+        ),
+        _fault(
+            "of another shape than config.json says",
+            [
+                f"{_where(tensors[name])} is {list(tensors[name].shape)}, expected {list(shape)}"
+                for name, shape in expected.items()
+                if name in tensors and tensors[name].shape != shape
+            ],
+        ),
+    ]
+    found = [fault for fault in faults if fault]
+    if found:
+        raise CheckpointError("; ".join(found))
+
+
+def _fault(what: str, tensors: list[str]) -> str:
+    return f"{len(tensors)} tensor(s) {what}: {first_few(tensors)}" if tensors else ""
+
+
+def _where(record: TensorRecord) -> str:
+    return f"{record.name} in {record.file}"
