@@ -32,10 +32,14 @@ FAULT_KINDS = ("fail", "poison", "kill", "stop", "diverge")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-SIZE_UNITS = {
-    **{"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
-    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
-}
+# Bytes in each unit: of 1000 as the disk's makers count, of 1024 with an i.
+SIZE_UNITS = dict(
+    zip(
+        ("", "b", "kb", "mb", "gb", "tb", "kib", "mib", "gib", "tib"),
+        (1, 1, 10**3, 10**6, 10**9, 10**12, 2**10, 2**20, 2**30, 2**40),
+        strict=True,
+    )
+)
 KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL")
 
 
@@ -158,7 +162,7 @@ def by_field_name(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_size_bytes(text: str, source: str) -> int:
     """The number of bytes that a text such as "1000", "512MiB" or "1.5GB" means. `source` is named in the error."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     unit = match and SIZE_UNITS.get(match[2].lower())
     if not match or unit is None:
         raise ConfigError(f"{source} is {text!r}; it must be bytes, such as 1000000, 512MiB, 2GiB or 1.5GB")

@@ -23,6 +23,7 @@ from metrale_ray.config import (
     FaultSpec,
     from_mapping,
     from_yaml,
+    parse_size_bytes,
     warn_unknown_variables,
 )
 from metrale_ray.errors import ConfigError
@@ -168,6 +169,48 @@ def test_settings_of_a_file_are_merged_with_flags_and_flags_win(tmp_path: Path) 
 def test_an_empty_file_has_no_settings(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert from_yaml(tmp_path / "empty.yaml") == {}
+
+
+def test_a_flag_wins_over_a_setting_that_a_file_writes_with_dashes(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("max-num-seqs: 2\n")
+    assert {**from_yaml(tmp_path / "engine.yaml"), "max_batch_size": 3} == {"max_batch_size": 3}
+
+
+def test_an_unknown_setting_in_a_file_is_refused_with_the_path(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("ep_sise: 2\n")
+    with pytest.raises(ConfigError, match=r"engine\.yaml: unknown setting 'ep_sise'; did you mean 'ep_size'"):
+        from_yaml(tmp_path / "engine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("1", 1),
+        ("1000", 1000),
+        ("512MiB", 512 * 2**20),
+        ("2GiB", 2**31),
+        ("1.5GB", 1_500_000_000),
+        ("0.1 kb", 100),
+        (" 3 TiB ", 3 * 2**40),
+        ("7b", 7),
+    ],
+)
+def test_a_size_may_have_a_unit(text: str, size_bytes: int) -> None:
+    assert parse_size_bytes(text, "x") == size_bytes
+    assert from_mapping({"model": "m", "kv-cache-memory": text}).kv_cache_memory == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "2 G", "2GiB/s", "1.2.3", "١", "0x10"])
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({"model": "m", "kv_cache_memory": text})
+    assert caught.value.message.startswith(f"kv_cache_memory is {text!r}; it must be bytes, such as ")
+
+
+@given(number=st.integers(1, 2**50), unit=st.sampled_from(["KiB", "MiB", "GB"]))
+def test_a_whole_number_of_units_is_exact(number: int, unit: str) -> None:
+    factor = {"KiB": 2**10, "MiB": 2**20, "GB": 10**9}[unit]
+    assert parse_size_bytes(f"{number}{unit}", "x") == number * factor
 
 
 @pytest.mark.parametrize(
