@@ -187,9 +187,13 @@ class LLM:
                 advance()
                 return result
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer(p, one)) for p, one in zip(prompts, params, strict=True)]
-        return [task.result() for task in tasks]
+            tasks = [asyncio.ensure_future(answer(p, one)) for p, one in zip(prompts, params, strict=True)]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()  # one failed or the caller left: the others abort their requests
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _last(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         last: RequestOutput | None = None
