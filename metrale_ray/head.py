@@ -20,20 +20,16 @@ from typing import Any
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.engine import Delivery, Engine, check_links
-from metrale_ray.errors import EngineDead, HandshakeError, MetraleError, RequestError
+from metrale_ray.errors import EngineDead, MetraleError, RequestError
 from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
 from metrale_ray.model.device import use_threads
-from metrale_ray.model.execute import Replica
-from metrale_ray.model.ranks import RankSetup, build_replica, differences, introduce, open_rank
-from metrale_ray.protocol.commands import CommandFrame, Progress, Rank, Welcome
+from metrale_ray.model.ranks import RankSetup, open_rank
+from metrale_ray.protocol.commands import Progress, Rank
 from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Output, Submit
-from metrale_ray.protocol.link import HeadLink, HeadPort
-from metrale_ray.protocol.session import HeadSession
-from metrale_ray.protocol.versions import ProtocolVersion
+from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.zmq_transport import ZmqTransport
-from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.request import Request, RequestId
-from metrale_ray.scheduler.scheduler import Scheduler
+from metrale_ray.start import shake_hands, start_engine
 from metrale_ray.worker import HeadAddress
 
 log = logging.getLogger(__name__)
@@ -145,6 +141,8 @@ class Head:
             return dict(self._last_stats)
         ask = _Stats(self._loop.create_future())
         self._inbox.put((None, ask))
+        if self._state.phase != "ready":  # it ended meanwhile, perhaps after its last look at the queue
+            return dict(self._last_stats)
         return await ask.answer
 
     # The loop's side ----------------------------------------------------------------------------------------------
@@ -161,10 +159,13 @@ class Head:
     def _on_gone(self, front: FrontId) -> None:
         self._inbox.put((front, _Gone()))
 
+    def _required_setup(self) -> RankSetup:
+        if self._setup is None:
+            raise AssertionError("listen() comes first")
+        return self._setup
+
     def _opened(self) -> Opened:
-        setup = self._setup
-        if setup is None:
-            raise AssertionError("fronts were let in before the checkpoint was read")
+        setup = self._required_setup()
         return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=FIRST_EPOCH)
 
     def _post(self, outputs: dict[FrontId, list[Output]]) -> None:
@@ -178,9 +179,7 @@ class Head:
         collectives: Collectives | None = None
         engine: Engine | None = None
         try:
-            setup = self._shake_hands()
-            collectives = self._make_collectives(setup)
-            engine = self._start_engine(setup, collectives)
+            engine, collectives = self._start(self._required_setup())
             self._state = HeadState("ready", {})
             self._run(engine)
             engine.shutdown()
@@ -190,22 +189,21 @@ class Head:
         finally:
             self._end(engine, failure, collectives)
 
-    def _shake_hands(self) -> RankSetup:
-        """Hear every worker, compare, and answer all alike. Raises HandshakeError."""
-        setup = self._setup
-        if setup is None:
-            raise AssertionError("listen() comes first")
+    def _start(self, setup: RankSetup) -> tuple[Engine, Collectives]:
         use_threads(max(1, int(self._config.num_cpus_per_rank or 1)))
-        mine = introduce(setup)
-        deadline = time.monotonic() + self._config.start_timeout_s
-        hellos = [link.expect_hello(max(0.0, deadline - time.monotonic())) for link in self._links]
-        refusal = "\n".join(line for hello in hellos for line in differences(mine, hello))
-        for link in self._links:
-            link.welcome(Welcome(self._version.value, FIRST_EPOCH, refusal))
-        if refusal:
-            raise HandshakeError(f"the ranks differ:\n{refusal}")
-        self._num_blocks = min(hello.num_blocks for hello in [mine, *hellos])
-        return setup
+        num_blocks = shake_hands(setup, self._links, FIRST_EPOCH)
+        collectives = self._make_collectives(setup)
+        self._state = HeadState("loading", {})
+        engine = start_engine(
+            setup,
+            self._links,
+            collectives,
+            num_blocks,
+            epoch=FIRST_EPOCH,
+            deliver=self._deliver,
+            on_load=self._note_progress,
+        )
+        return engine, collectives
 
     def _make_collectives(self, setup: RankSetup) -> Collectives:
         config = self._config
@@ -222,43 +220,6 @@ class Head:
             timeout_s=config.step_timeout_s,
             check_peers=lambda: check_links(self._links),
         )
-
-    def _start_engine(self, setup: RankSetup, collectives: Collectives) -> Engine:
-        config = self._config
-        session = HeadSession(self._version, FIRST_EPOCH)
-        port = HeadPort(session, self._links)
-        replica, model = build_replica(setup, collectives, port, self._on_own_progress)
-        engine = Engine(
-            replica,
-            model,
-            session,
-            self._links,
-            self._version,
-            step_timeout_s=config.step_timeout_s,
-            seed=config.seed,
-            deliver=self._deliver,
-        )
-        self._state = HeadState("loading", {})
-        engine.start(Scheduler(self._scheduler_limits(setup)), self._num_blocks, self._note_progress)
-        return engine
-
-    def _scheduler_limits(self, setup: RankSetup) -> SchedulerLimits:
-        config = self._config
-        return SchedulerLimits(
-            max_batch_size=config.max_batch_size,
-            max_model_len=setup.max_model_len,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            num_blocks=self._num_blocks,
-            block_size=config.block_size,
-            watermark=config.watermark,
-            max_queue_len=config.max_queue_len,
-            mixed_steps=self._version is not ProtocolVersion.V1,
-        )
-
-    def _on_own_progress(self, replica: Replica, frame: CommandFrame, progress: Progress) -> None:
-        self._note_progress(Rank(0), progress)
-        for link in self._links:
-            link.poll_progress(lambda theirs, rank=link.rank: self._note_progress(rank, theirs))
 
     def _note_progress(self, rank: Rank, progress: Progress) -> None:
         self._state = HeadState("loading", {**self._state.progress, rank: progress})
@@ -301,9 +262,7 @@ class Head:
                 self._answer_stats(engine, answer)
 
     def _submit(self, engine: Engine, front: FrontId, message: Submit) -> None:
-        setup, params = self._setup, message.params
-        if setup is None:
-            raise AssertionError("the engine runs without a checkpoint")
+        setup, params = self._required_setup(), message.params
         request_id = self._clients.add(front, message.request_id)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else setup.checkpoint.eos_token_ids)
         max_tokens = params.max_tokens if params.max_tokens is not None else setup.max_model_len
