@@ -55,7 +55,7 @@ def run_to_end(scheduler: Scheduler, max_steps: int = 10_000) -> dict[RequestId,
 
 @dataclass
 class RankMirror:
-    """What every rank holds, and its refusal of what does not fit: written from the protocol, not from the scheduler."""
+    """What every rank holds, and its refusal of what does not fit: written from the protocol alone."""
 
     limits: SchedulerLimits
     lengths: dict[Slot, int] = field(default_factory=dict)
