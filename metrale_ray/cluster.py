@@ -78,7 +78,7 @@ class WorkerActor:
         """Carry out commands until shutdown."""
         self._worker.run(head)
 
-    @ray.method(concurrency_group="control")
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whoami(self) -> dict[str, Any]:
         """Process id, node and address of this rank."""
         return _whoami(self._rank)

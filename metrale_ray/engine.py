@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from metrale_ray.errors import EpCommandFailed, LinkLost, RequestError, StartError
 from metrale_ray.model.contract.model import Model
@@ -53,13 +53,16 @@ MAX_BLAME_STEPS = 64
 UNEXPLAINED_FAILURES = 2
 
 
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What one request gets from one step. `error` is (code, message) and comes with finish reason "error"."""
 
     request_id: RequestId
     token_ids: tuple[int, ...]
-    finish_reason: str | None
+    finish_reason: FinishReason | None
     stop_token_id: int | None = None
     error: tuple[str, str] | None = None
 
@@ -313,6 +316,7 @@ class Engine:
     def _continue_search(self, search: BlameSearch) -> None:
         rows = search.next_rows()
         if rows is not None:
+            rows = tuple(sorted(rows, key=lambda row: not row.is_decode))  # decode rows come first in a command
             verdict = self._run_rows(rows)
             if verdict.ok:
                 search.succeeded()

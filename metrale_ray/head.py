@@ -125,7 +125,7 @@ class Head:
         await asyncio.to_thread(self._engine_main)
         failure = self._state.failure
         if failure is not None:
-            await self._fronts.post_dead(failure.message, getattr(failure, "rank", None))
+            self._fronts.post_dead(failure.message, getattr(failure, "rank", None))
         await self._fronts.close()
         if failure is not None:
             raise failure

@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from metrale_ray.head import HeadState
 
 log = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ def counted(total: int, unit: str, *, shown: bool) -> Iterator[Callable[[], None
         yield advance
 
 
-def _console() -> object:
+def _console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)

@@ -57,6 +57,14 @@ class Checkpoint:
     tensors: dict[str, TensorRecord]
     digest: str
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The token ids that end a text: generation_config.json's, else config.json's; one, several or none."""
+        named = self.generation_config.get("eos_token_id", self.config.get("eos_token_id"))
+        if named is None:
+            return frozenset()
+        return frozenset(named if isinstance(named, list) else [named])
+
 
 def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     """Find and check the checkpoint of `model`, a folder or a hub id (`owner/name`, with an optional revision).

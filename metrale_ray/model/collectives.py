@@ -249,11 +249,15 @@ def _wait_slice(work: Any) -> bool:
     return True
 
 
+def _tcp_store(*args: Any, **options: Any) -> Any:
+    return dist.TCPStore(*args, **options)  # type: ignore[attr-defined]  # torch does not export it to type checkers
+
+
 def host_store(host: str, timeout_s: float) -> tuple[Any, int]:
     """The rendezvous store of one group, listening on `host` alone, and its port. The head keeps it."""
     listener = socket.create_server((host, 0))
     port = int(listener.getsockname()[1])
-    store = dist.TCPStore(
+    store = _tcp_store(
         host,
         port,
         is_master=True,
@@ -267,7 +271,7 @@ def host_store(host: str, timeout_s: float) -> tuple[Any, int]:
 
 def join_store(host: str, port: int, timeout_s: float) -> Any:
     """A worker's way to the head's store."""
-    return dist.TCPStore(
+    return _tcp_store(
         host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, use_libuv=True
     )
 
