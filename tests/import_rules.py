@@ -49,16 +49,18 @@ LEVELS = {
     "cluster": 5,
     "llm": 5,
     "demo": 5,
+    "progress": 5,
     "cli": 6,
     "cli_flags": 6,
+    "cli_prompts": 6,
 }
 APART = ("scheduler", "model", "serve")
 # Modules of others, and the only places that may import them.
 HOMES = {"torch": ("model", "sampling", "demo"), "ray": ("cluster", "llm", "serve")}
 LAZY_HOMES = {"torch": ("demo",)}  # there, only inside a function
-PURE_LEVEL = 1  # up to here: no event loop and no sockets
-NOT_IN_PURE = ("asyncio", "zmq", "socket", "fastapi", "uvicorn")
-NOT_IN = {"scheduler": ("time", "datetime", "threading")}  # time is an argument there
+PURE_LEVEL = 1  # up to here: no event loop and no wire
+NOT_IN_PURE = ("asyncio", "zmq", "fastapi", "uvicorn")
+NOT_IN = {"scheduler": ("time", "datetime", "threading", "socket")}  # time is an argument there
 COMPUTED = "?"  # the target of an import whose name is not in the source
 
 

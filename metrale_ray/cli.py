@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The command line: `metrale-ray generate` and `metrale-ray demo`.
+
+Rules: answers go to standard output, everything else to standard error. A failure is one line `error: ...`; with
+`--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed; 2 the caller's mistake; 3 the
+engine could not start; 4 it ended; 130 interrupted.
+
+What it leaves out: flags (`cli_flags`), prompts (`cli_prompts`), and everything that the driver does (`llm`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, make_parser, sampling_params
+from metrale_ray.cli_prompts import Prompt, read_prompts
+from metrale_ray.config import EngineConfig, warn_unknown_variables
+from metrale_ray.errors import MetraleError, UserError
+from metrale_ray.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from metrale_ray.llm import LLM
+    from metrale_ray.serve.outputs import RequestOutput
+
+OpenLLM = Callable[[EngineConfig], "LLM"]
+REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE = 1, 4, 130, 141
+DEMO_RANKS = 2
+DEMO_MAX_TOKENS = 64  # a small model's answer to a question; more would be its ramblings
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    open_llm: OpenLLM | None = None,
+    build_checkpoint: Callable[[], object] | None = None,
+) -> int:
+    """Run one command and give its exit code. The two functions stand in for the engine and the demo's checkpoint."""
+    given: dict[str, Any] = {}
+    answers = sys.stdout
+    if isinstance(answers, io.TextIOWrapper):
+        answers.reconfigure(errors="replace")  # a terminal without some character shows ? for it
+    try:
+        given = vars(make_parser().parse_args(argv))
+        with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no answer
+            if given["command"] == "generate":
+                return generate(given, answers, open_llm or _open_llm)
+            return demo(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return READER_GONE
+    except Exception as error:  # noqa: BLE001  the last place where a failure can become an exit code
+        return _report(error, given)
+
+
+def generate(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM) -> int:
+    """Complete the prompts and write the answers, in order."""
+    config = _configure(given)
+    params = sampling_params(given)
+    prompts = read_prompts(given)
+    with open_llm(config) as llm:
+        if given.get("chat"):
+            prompts = [_chat_ids(llm, prompt) for prompt in prompts]
+        results = llm.generate(prompts, params, progress=sys.stderr.isatty())
+    for index, result in enumerate(results):
+        answers.write(_json_line(index, result) if given.get("json") else result.outputs[0].text)
+        answers.write("\n")
+    answers.flush()
+    return _finish(results)
+
+
+def demo(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_checkpoint: Callable[[], object]) -> int:
+    """Ask a small model one question and write the answer as it grows."""
+    question = given.get("question", DEFAULT_QUESTION)
+    config = _configure(given, model="demo", ep_size=DEMO_RANKS)
+    config = dataclasses.replace(config, model=str(build_checkpoint()))
+    params = SamplingParams(temperature=0.0, max_tokens=DEMO_MAX_TOKENS)
+    with open_llm(config) as llm:
+        _write_header(config, llm.stats()["ranks"], question)
+        last = None
+        for last in llm.stream_chat([{"role": "user", "content": question}], params):
+            answers.write(last.outputs[0].delta)
+            answers.flush()
+    answers.write("\n")
+    answers.flush()
+    return _finish([last] if last else [])
+
+
+def _open_llm(config: EngineConfig) -> LLM:
+    from metrale_ray.llm import LLM
+
+    return LLM(config)
+
+
+def _build_checkpoint() -> object:
+    from metrale_ray.demo import ensure_demo_checkpoint
+
+    return ensure_demo_checkpoint()
+
+
+def _configure(given: Mapping[str, Any], **defaults: Any) -> EngineConfig:
+    config = engine_config(given, os.environ, **defaults)
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("metrale_ray").setLevel(config.log_level.upper())
+    warn_unknown_variables()
+    return config
+
+
+def _chat_ids(llm: LLM, prompt: Prompt) -> Prompt:
+    if llm.tokenizer is None:
+        raise UserError("--chat needs tokenizer files, and this checkpoint has none; give token ids instead")
+    return llm.tokenizer.chat([{"role": "user", "content": prompt}])
+
+
+def _json_line(index: int, result: RequestOutput) -> str:
+    answer = result.outputs[0]
+    line = {
+        "index": index,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "error": answer.error,
+        "usage": {"prompt_tokens": len(result.prompt_token_ids), "completion_tokens": len(answer.token_ids)},
+    }
+    return json.dumps(line)
+
+
+def _write_header(config: EngineConfig, ranks: Sequence[Mapping[str, Any]], question: str) -> None:
+    print(f"model {config.model}, {config.ep_size} ranks, protocol {config.resolved().ep_protocol}", file=sys.stderr)
+    for rank in ranks:
+        print(f"  rank {rank['rank']}: process {rank['pid']} on {rank['address']}", file=sys.stderr)
+    print(f"question: {question}", file=sys.stderr)
+
+
+def _finish(results: Sequence[RequestOutput]) -> int:
+    """Say which requests failed, and give the exit code."""
+    failed = [(n, result.outputs[0]) for n, result in enumerate(results) if result.outputs[0].finish_reason == "error"]
+    for number, answer in failed:
+        print(f"error: prompt {number}: {answer.error}", file=sys.stderr)
+    return REQUEST_FAILED if failed else 0
+
+
+def _report(error: Exception, given: Mapping[str, Any]) -> int:
+    """Write one line for people, and give the exit code for programs."""
+    if given.get("log_level") == "debug" or logging.getLogger("metrale_ray").isEnabledFor(logging.DEBUG):
+        traceback.print_exception(error)
+    if isinstance(error, MetraleError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        print(f"error: {'; '.join(lines)}", file=sys.stderr)
+        # What no class has a code for came out of a running engine.
+        return error.exit_code if error.exit_code != MetraleError.exit_code else ENGINE_FAILED
+    print(f"error: unexpected {type(error).__name__}: {error}; --log-level debug shows where", file=sys.stderr)
+    return ENGINE_FAILED
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer go nowhere, or Python complains once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The command line's flags, in tables, and the way from flags to settings.
+
+Rules: a flag that was not given leaves no trace, so that flags win over the YAML file and the file over the
+environment. Values are checked where the settings are (`config`, `sampling.params`), so a flag, a file and the driver
+refuse alike.
+
+What it leaves out: what the commands do (`cli`) and where prompts come from (`cli_prompts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import metrale_ray
+from metrale_ray.config import (
+    DTYPES,
+    LOG_LEVELS,
+    PLACEMENTS,
+    EngineConfig,
+    by_field_name,
+    from_mapping,
+    from_yaml,
+    parse_size_bytes,
+)
+from metrale_ray.errors import ConfigError, UserError
+from metrale_ray.sampling.params import U32_MAX, SamplingParams
+
+DEFAULT_QUESTION = "What is the capital of France?"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. The first name gives the setting's name. `repeats`: may be given again; `switch`: takes no value."""
+
+    names: tuple[str, ...]
+    help: str
+    kind: Callable[[str], Any] = str
+    metavar: str | None = None
+    repeats: bool = False
+    switch: bool = False
+
+    @property
+    def setting(self) -> str:
+        """The name under which the value is found."""
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Let `parser` know this flag."""
+        if self.switch:
+            parser.add_argument(*self.names, action="store_true", default=argparse.SUPPRESS, help=self.help)
+            return
+        action = "append" if self.repeats else "store"
+        metavar = self.metavar or {int: "N", float: "X"}.get(self.kind, "TEXT")  # type: ignore[call-overload]
+        parser.add_argument(
+            *self.names, action=action, type=self.kind, metavar=metavar, default=argparse.SUPPRESS, help=self.help
+        )
+
+
+def token_ids(text: str) -> list[int]:
+    """The token ids in a text such as "1,2,3"."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) <= U32_MAX for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} must be token ids with commas between them, such as 1,2,3")
+    return [int(part) for part in parts]
+
+
+def size_bytes(text: str) -> int:
+    """The bytes that a text such as "2GiB" means."""
+    try:
+        return parse_size_bytes(text, "the size")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+ENGINE_FLAGS = (
+    Flag(("--model",), "checkpoint folder or hub id", metavar="DIR"),
+    Flag(("--revision",), "branch, tag or commit of a hub id"),
+    Flag(("--ep-size",), "ranks that the experts are spread over", int),
+    Flag(("--max-batch-size", "--max-num-seqs"), "sequences in one step", int),
+    Flag(("--max-model-len",), "tokens in one sequence, prompt and answer", int),
+    Flag(("--max-num-batched-tokens",), "tokens in one step", int),
+    Flag(("--max-queue-len",), "requests that may wait; more are refused", int),
+    Flag(("--dtype",), "type of the weights and the cache", metavar="|".join(DTYPES)),
+    Flag(("--device",), "where the ranks compute", metavar="auto|cpu|cuda"),
+    Flag(("--ep-protocol",), "version of the command protocol", metavar="v1|v2"),
+    Flag(("--kv-cache-memory",), "memory of a rank's KV cache, such as 512MiB or 2GiB", size_bytes, metavar="SIZE"),
+    Flag(("--block-size",), "tokens in one block of the KV cache", int),
+    Flag(("--watermark",), "share of the blocks that stays free when a sequence is admitted", float),
+    Flag(("--seed",), "seed of the requests that have none", int),
+    Flag(("--address",), "address of a running Ray; none starts one here"),
+    Flag(("--placement",), "how Ray places the ranks on nodes", metavar="|".join(PLACEMENTS)),
+    Flag(("--num-cpus-per-rank",), "cores of one rank", int),
+    Flag(("--num-gpus-per-rank",), "GPUs of one rank, or a share of one", float),
+    Flag(("--start-timeout-s",), "seconds until a start that is not done has failed", float),
+    Flag(("--placement-timeout-s",), "seconds to wait for the cluster to have room", float),
+    Flag(("--step-timeout-s",), "seconds until a step that is not done has failed", float),
+    Flag(("--idle-ping-s",), "seconds between two pings of an idle engine", float),
+    Flag(("--log-level",), "what is logged", metavar="|".join(LOG_LEVELS)),
+)
+CONFIG_FLAG = Flag(("--config",), "YAML file of engine settings; flags win over it", metavar="FILE")
+PROMPT_FLAGS = (
+    Flag(("--prompt",), "a prompt; may be repeated", repeats=True),
+    Flag(("--prompt-token-ids",), "a prompt as token ids, 1,2,3; may be repeated", token_ids, "IDS", repeats=True),
+    Flag(
+        ("--prompts-file",), 'a file with {"prompt": ...} or {"prompt_token_ids": [...]} in each line', metavar="FILE"
+    ),
+    Flag(("--chat",), "each prompt is a user's message, put into the model's chat template", switch=True),
+)
+SAMPLING_FLAGS = (
+    Flag(("--max-tokens",), "tokens to generate at most", int),
+    Flag(("--temperature",), "0 takes the most likely token", float),
+    Flag(("--top-k",), "choose among the k most likely tokens; 0 for all", int),
+    Flag(("--top-p",), "choose among the most likely tokens that have this probability together", float),
+    Flag(("--sampling-seed",), "seed of each prompt's choices", int),
+    Flag(("--stop",), "text that ends the output; may be repeated", repeats=True),
+    Flag(("--stop-token-ids",), "token ids that end the output, 1,2,3", token_ids, "IDS"),
+    Flag(("--ignore-eos",), "go on after the end-of-sequence token", switch=True),
+)
+JSON_FLAG = Flag(("--json",), "one line of JSON for each prompt, in order", switch=True)
+QUESTION_FLAG = Flag(("--question",), f"what to ask; {DEFAULT_QUESTION!r} if left out")
+DEMO_ENGINE_SETTINGS = ("ep_size", "ep_protocol", "address", "log_level")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UserError where argparse would exit; flags are never abbreviated."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """A mistake on the command line."""
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def make_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(prog="metrale-ray", description="Expert-parallel serving of mixture-of-experts models on Ray.")
+    parser.add_argument("--version", action="version", version=f"metrale-ray {metrale_ray.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    generate = commands.add_parser("generate", help="complete prompts", description="Complete prompts and exit.")
+    _add_group(generate, "prompts", (*PROMPT_FLAGS, JSON_FLAG))
+    _add_group(generate, "sampling", SAMPLING_FLAGS)
+    _add_group(generate, "engine", (CONFIG_FLAG, *ENGINE_FLAGS))
+    demo = commands.add_parser(
+        "demo", help="ask a small model one question", description="Ask a small model something."
+    )
+    _add_group(demo, "question", (QUESTION_FLAG,))
+    _add_group(demo, "engine", tuple(flag for flag in ENGINE_FLAGS if flag.setting in DEMO_ENGINE_SETTINGS))
+    return parser
+
+
+def _add_group(parser: Parser, title: str, flags: tuple[Flag, ...]) -> None:
+    group = parser.add_argument_group(title)
+    for flag in flags:
+        flag.add_to(group)
+
+
+def engine_config(given: Mapping[str, Any], environment: Mapping[str, str], **defaults: Any) -> EngineConfig:
+    """The engine's settings: flags, then the YAML file, then the environment, then `defaults`. Raises ConfigError."""
+    in_file = from_yaml(given["config"]) if "config" in given else {}
+    flags = {flag.setting: given[flag.setting] for flag in ENGINE_FLAGS if flag.setting in given}
+    return from_mapping({**by_field_name(defaults), **_from_environment(environment), **in_file, **flags})
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if environment.get("RAY_ADDRESS"):
+        found["address"] = environment["RAY_ADDRESS"]
+    level = environment.get("METRALE_LOG_LEVEL")
+    if level is not None:
+        if level not in LOG_LEVELS:
+            raise ConfigError(f"METRALE_LOG_LEVEL is {level!r}; allowed are {', '.join(LOG_LEVELS)}")
+        found["log_level"] = level
+    return found
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters that were given. Raises RequestError."""
+    values = {flag.setting: given[flag.setting] for flag in SAMPLING_FLAGS if flag.setting in given}
+    if "sampling_seed" in values:
+        values["seed"] = values.pop("sampling_seed")
+    return SamplingParams(**values)

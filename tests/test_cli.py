@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The command line: what it asks of the driver, what it writes where, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from metrale_ray import __version__
+from metrale_ray.cli import OpenLLM, main
+from metrale_ray.cli_flags import ENGINE_FLAGS, SAMPLING_FLAGS
+from metrale_ray.config import EngineConfig
+from metrale_ray.errors import (
+    CheckpointError,
+    ConfigError,
+    Desync,
+    EngineDead,
+    HandshakeError,
+    LinkLost,
+    MetraleError,
+    PlacementError,
+    RequestError,
+)
+from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.serve.outputs import CompletionOutput, RequestOutput
+
+TOP = Path(__file__).resolve().parent.parent
+BASE = ["generate", "--model", "m"]
+
+
+class FakeTokenizer:
+    """A token id for each character; a conversation ends in 0."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [*self.encode("".join(f"{m['role']}:{m['content']}" for m in messages)), 0]
+
+
+class FakeLLM:
+    """A driver whose answer to each prompt is known, and which remembers what it was asked."""
+
+    def __init__(self, failure: BaseException | None = None, tokenizer: FakeTokenizer | None = None) -> None:
+        self.failure = failure
+        self.tokenizer = tokenizer
+        self.config: EngineConfig | None = None
+        self.params: SamplingParams | None = None
+        self.prompts: list[str | list[int]] = []
+        self.failed: set[int] = set()  # indexes of prompts that fail
+        self.closed = False
+
+    def open(self, config: EngineConfig) -> FakeLLM:
+        self.config = config
+        return self
+
+    def __enter__(self) -> FakeLLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.closed = True
+
+    def stats(self) -> dict[str, Any]:
+        return {"ranks": [{"rank": r, "pid": 100 + r, "node": "n", "address": "10.0.0.1"} for r in (0, 1)]}
+
+    def generate(
+        self, prompts: list[str | list[int]], sampling_params: SamplingParams, *, progress: bool
+    ) -> list[RequestOutput]:
+        print("a library prints this")
+        self.prompts, self.params = prompts, sampling_params
+        if self.failure is not None:
+            raise self.failure
+        return [self._answer(n, prompt) for n, prompt in enumerate(prompts)]
+
+    def _answer(self, number: int, prompt: str | list[int]) -> RequestOutput:
+        ids = FakeTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        answer = CompletionOutput(text=f"answer {number} é\u2028", token_ids=[7, number], finish_reason="length")
+        if number in self.failed:
+            answer = CompletionOutput(text="half", token_ids=[7], finish_reason="error", error="expert 3 failed")
+        return RequestOutput(str(number), None, ids, [answer], True)
+
+    def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[RequestOutput]:
+        self.prompts, self.params = [messages[0]["content"]], params
+        for n, delta in enumerate(("The ", "", "capital")):
+            if self.failure is not None and n == 2:
+                raise self.failure
+            reason = ("error" if self.failed else "stop") if n == 2 else None
+            answer = CompletionOutput(delta=delta, finish_reason=reason, error="cut" if reason == "error" else None)
+            yield RequestOutput("0", None, [1], [answer], n == 2)
+
+
+def run(llm: FakeLLM, *argv: str, build_checkpoint: Callable[[], object] = lambda: "/demo") -> int:
+    return main(list(argv), open_llm=cast(OpenLLM, llm.open), build_checkpoint=build_checkpoint)
+
+
+@pytest.fixture
+def llm() -> FakeLLM:
+    return FakeLLM()
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "METRALE_LOG_LEVEL", "METRALE_EP_PROTOCOL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _log_level_as_before() -> Iterator[None]:
+    logger = logging.getLogger("metrale_ray")
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
+# What generate writes
+
+
+def test_generate_writes_the_texts_in_order_and_nothing_else_to_stdout(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(llm, *BASE, "--prompt", "one", "--prompt", "two") == 0
+    out, err = capsys.readouterr()
+    assert out == "answer 0 é\u2028\nanswer 1 é\u2028\n"
+    assert "a library prints this" in err
+    assert llm.prompts == ["one", "two"]
+    assert llm.closed
+
+
+def test_generate_with_json_writes_one_line_for_each_prompt(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(llm, *BASE, "--prompt-token-ids", "5", "--prompt-token-ids", "1,2, 3", "--json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "index": n,
+            "text": f"answer {n} é\u2028",
+            "token_ids": [7, n],
+            "finish_reason": "length",
+            "error": None,
+            "usage": {"prompt_tokens": count, "completion_tokens": 2},
+        }
+        for n, count in enumerate((1, 3))
+    ]
+    assert llm.prompts == [[5], [1, 2, 3]]
+
+
+def test_a_failed_request_ends_with_1_and_the_others_are_answered(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.failed = {1}
+    assert run(llm, *BASE, "--prompt", "a", "--prompt", "b", "--prompt", "c", "--json") == 1
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["finish_reason"] for line in lines] == ["length", "error", "length"]
+    assert [line["error"] for line in lines] == [None, "expert 3 failed", None]
+    assert "error: prompt 1: expert 3 failed" in err
+
+
+def test_chat_puts_each_prompt_into_the_template(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM(tokenizer=FakeTokenizer())
+    assert run(llm, *BASE, "--chat", "--prompt", "hi", "--prompt", "yo") == 0
+    assert llm.prompts == [[*map(ord, "user:hi"), 0], [*map(ord, "user:yo"), 0]]
+
+
+def test_chat_without_a_tokenizer_is_refused(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(llm, *BASE, "--chat", "--prompt", "hi") == 2
+    assert "error: --chat needs tokenizer files" in capsys.readouterr().err
+    assert llm.closed
+
+
+# Prompts
+
+
+def test_prompts_of_a_file_may_be_texts_and_token_ids(llm: FakeLLM, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('\ufeff{"prompt": "a\u2028b"}\n\n{"prompt_token_ids": [0, 4294967295]}\r\n{"prompt": ""}', "utf-8")
+    assert run(llm, *BASE, "--prompts-file", str(file)) == 0
+    assert llm.prompts == ["a\u2028b", [0, 4294967295], ""]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n  \n", "is empty"),
+        (b'{"prompt": "a"}\nhello\n', ":2 is not JSON"),
+        (b"[" * 100_000, ":1 is not JSON"),
+        (b'["a"]\n', ':1 must be {"prompt": "..."} or {"prompt_token_ids": [...]}'),
+        (b'{"text": "a"}\n', ":1 must be"),
+        (b'{"prompt": "a", "prompt_token_ids": [1]}\n', ":1 must be"),
+        (b'{"prompt": 5}\n', ":1: \"prompt\" is '5'; it must be a text"),
+        (b'{"prompt_token_ids": []}\n', "must be a list of token ids"),
+        (b'{"prompt_token_ids": [1, true]}\n', "must be a list of token ids"),
+        (b'{"prompt_token_ids": [1.0]}\n', "must be a list of token ids"),
+        (b'{"prompt_token_ids": [-1]}\n', "must be a list of token ids"),
+        (b'{"prompt_token_ids": [4294967296]}\n', "must be a list of token ids"),
+        (b'{"prompt_token_ids": "1,2"}\n', "must be a list of token ids"),
+        (b'{"prompt": "\xff"}\n', "is not UTF-8 text"),
+    ],
+)
+def test_a_bad_prompts_file_is_refused_before_the_engine_starts(
+    llm: FakeLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(content)
+    assert run(llm, *BASE, "--prompts-file", str(file)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert str(file) in error
+    assert message in error
+    assert llm.config is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no prompt given; use one of --prompt, --prompt-token-ids, --prompts-file"),
+        (["--prompt", "a", "--prompt-token-ids", "1"], "--prompt and --prompt-token-ids are given together"),
+        (["--prompt", "a", "--prompts-file", "f"], "--prompt and --prompts-file are given together"),
+        (["--prompts-file", "/no/such/file"], "cannot read the prompts file /no/such/file: No such file"),
+        (["--chat", "--prompt-token-ids", "1"], "--chat needs prompts that are texts"),
+        (["--prompt-token-ids", ""], "'' must be token ids with commas between them"),
+        (["--prompt-token-ids", "1,,2"], "'1,,2' must be token ids"),
+        (["--prompt-token-ids", "1,x"], "'1,x' must be token ids"),
+        (["--prompt-token-ids=-1"], "'-1' must be token ids"),
+        (["--prompt-token-ids", "4294967296"], "'4294967296' must be token ids"),
+        (["--prompt-token-ids", "١"], "must be token ids"),
+        (["--prompt", "a", "--stop-token-ids", "z"], "'z' must be token ids"),
+        (["--prompt", "a", "--max-tokens", "0"], "max_tokens"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--ep-size", "0"], "ep_size is 0; it must be an integer of at least 1"),
+        (["--prompt", "a", "--ep-size", "two"], "argument --ep-size: invalid int value: 'two'"),
+        (["--prompt", "a", "--kv-cache-memory", "lots"], "'lots'; it must be bytes, such as"),
+        (["--prompt", "a", "--dtype", "int3"], "dtype is 'int3'; allowed are auto, float32"),
+        (["--prompt", "a", "--ep-protocol", "v3"], "allowed are 'v1' and 'v2'"),
+        (["--prompt", "a", "--config", "/no/such.yaml"], "cannot read the configuration file /no/such.yaml"),
+        (["--prompt", "a", "--ep", "2"], "unrecognized arguments: --ep 2; see metrale-ray --help"),
+        (["--prompt"], "argument --prompt: expected one argument; see metrale-ray generate --help"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_and_2(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    assert run(llm, *BASE, *argv) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert llm.config is None
+
+
+def test_generate_without_a_model_is_refused(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(llm, "generate", "--prompt", "a") == 2
+    assert "error: no model given: set `model`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["gnerate"], ["--model", "m"]])
+def test_a_missing_or_unknown_command_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_version_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"metrale-ray {__version__}\n"
+
+
+# Settings
+
+
+def test_every_setting_of_the_engine_has_a_flag_but_the_injected_faults() -> None:
+    assert {flag.setting for flag in ENGINE_FLAGS} == {f.name for f in dataclasses.fields(EngineConfig)} - {"faults"}
+
+
+def test_every_sampling_parameter_has_a_flag() -> None:
+    flags = {flag.setting.replace("sampling_seed", "seed") for flag in SAMPLING_FLAGS}
+    assert flags == {f.name for f in dataclasses.fields(SamplingParams)}
+
+
+def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
+    flags = (
+        "--model dir --revision main --ep-size 3 --max-batch-size 5 --max-model-len 64 --max-num-batched-tokens 9 "
+        "--max-queue-len 11 --dtype float32 --device cpu --ep-protocol v2 --kv-cache-memory 2GiB --block-size 8 "
+        "--watermark 0.5 --seed 12 --address auto --placement SPREAD --num-cpus-per-rank 2 --num-gpus-per-rank 0.5 "
+        "--start-timeout-s 1 --placement-timeout-s 2 --step-timeout-s 3 --idle-ping-s 4.5 --log-level error"
+    )
+    assert run(llm, "generate", "--prompt", "a", *flags.split()) == 0
+    assert llm.config == EngineConfig(
+        model="dir",
+        revision="main",
+        ep_size=3,
+        max_batch_size=5,
+        max_model_len=64,
+        max_num_batched_tokens=9,
+        max_queue_len=11,
+        dtype="float32",
+        device="cpu",
+        ep_protocol="v2",
+        kv_cache_memory=2**31,
+        block_size=8,
+        watermark=0.5,
+        seed=12,
+        address="auto",
+        placement="SPREAD",
+        num_cpus_per_rank=2,
+        num_gpus_per_rank=0.5,
+        start_timeout_s=1.0,
+        placement_timeout_s=2.0,
+        step_timeout_s=3.0,
+        idle_ping_s=4.5,
+        log_level="error",
+    )
+
+
+def test_what_is_not_given_is_left_to_the_defaults(llm: FakeLLM) -> None:
+    assert run(llm, *BASE, "--prompt", "a") == 0
+    assert llm.config == EngineConfig(model="m")
+    assert llm.params == SamplingParams()
+
+
+def test_flags_set_every_sampling_parameter(llm: FakeLLM) -> None:
+    flags = "--max-tokens 9 --temperature 0.5 --top-k 4 --top-p 0.25 --sampling-seed 8 --stop x --stop yy --ignore-eos"
+    assert run(llm, *BASE, "--prompt", "a", *flags.split(), "--stop-token-ids", "3,4") == 0
+    assert llm.params == SamplingParams(
+        max_tokens=9,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.25,
+        seed=8,
+        stop=["x", "yy"],
+        ignore_eos=True,
+        stop_token_ids=[3, 4],
+    )
+
+
+def test_the_batch_size_has_two_names(llm: FakeLLM) -> None:
+    assert run(llm, *BASE, "--prompt", "a", "--max-num-seqs", "6") == 0
+    assert llm.config is not None
+    assert llm.config.max_batch_size == 6
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_environment(
+    llm: FakeLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("model: from-file\nep-size: 2\nmax-num-seqs: 4\naddress: from-file\nkv_cache_memory: 1KiB\n")
+    monkeypatch.setenv("RAY_ADDRESS", "from-environment")
+    monkeypatch.setenv("METRALE_LOG_LEVEL", "error")
+    assert run(llm, "generate", "--config", str(file), "--prompt", "a", "--ep-size", "3") == 0
+    assert llm.config == EngineConfig(
+        model="from-file", ep_size=3, max_batch_size=4, address="from-file", kv_cache_memory=1024, log_level="error"
+    )
+
+
+def test_the_address_comes_from_the_environment_where_nothing_else_gives_it(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://there:1")
+    assert run(llm, *BASE, "--prompt", "a") == 0
+    assert llm.config is not None
+    assert llm.config.address == "ray://there:1"
+
+
+def test_a_bad_log_level_in_the_environment_is_refused_by_its_name(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("METRALE_LOG_LEVEL", "loud")
+    assert run(llm, *BASE, "--prompt", "a") == 2
+    assert "error: METRALE_LOG_LEVEL is 'loud'; allowed are debug" in capsys.readouterr().err
+
+
+def test_an_unknown_variable_is_told(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("METRALE_EP_PROTOCOLL", "v1")
+    assert run(llm, *BASE, "--prompt", "a") == 0
+    assert "METRALE_EP_PROTOCOLL; did you mean 'METRALE_EP_PROTOCOL'?" in caplog.text
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (ConfigError("why"), 2),
+        (RequestError("why", param="prompt"), 2),
+        (PlacementError("why"), 3),
+        (HandshakeError("why"), 3),
+        (CheckpointError("why"), 3),
+        (EngineDead("why", rank=1), 4),
+        (LinkLost("why"), 4),
+        (Desync("why"), 4),
+        (MetraleError("why"), 4),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code_and_one_line(
+    failure: MetraleError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = FakeLLM(failure)
+    assert run(llm, *BASE, "--prompt", "a") == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1] == "error: why"
+    assert "Traceback" not in err
+    assert llm.closed
+
+
+def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FakeLLM(HandshakeError("ranks differ:\n  torch: 1\n\n  build: 2\n")), *BASE, "--prompt", "a") == 3
+    assert capsys.readouterr().err.splitlines()[-1] == "error: ranks differ:; torch: 1; build: 2"
+
+
+def test_an_error_that_nobody_foresaw_is_named_and_counts_as_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FakeLLM(ZeroDivisionError("by zero")), *BASE, "--prompt", "a") == 4
+    expected = "error: unexpected ZeroDivisionError: by zero; --log-level debug shows where"
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+
+
+def test_debug_shows_where_it_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FakeLLM(EngineDead("why")), *BASE, "--prompt", "a", "--log-level", "debug") == 4
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1] == "error: why"
+
+
+def test_ctrl_c_closes_the_engine_and_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM(KeyboardInterrupt())
+    assert run(llm, *BASE, "--prompt", "a") == 130
+    assert llm.closed
+    assert "Traceback" not in capsys.readouterr().err
+
+
+READER_GONE = """
+import sys
+from tests.test_cli import FakeLLM
+from metrale_ray.cli import main
+sys.stdin.readline()  # until the reader of our output has gone
+sys.exit(main(["generate", "--model", "m", "--prompt", "a"], open_llm=FakeLLM().open))
+"""
+
+
+def test_a_reader_that_has_gone_ends_it_quietly() -> None:
+    command = [sys.executable, "-c", READER_GONE]
+    process = subprocess.Popen(
+        command, cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate("go\n", timeout=60)
+    assert process.returncode == 141
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+# demo
+
+
+def test_demo_streams_the_answer_and_tells_the_ranks_on_stderr(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(llm, "demo") == 0
+    out, err = capsys.readouterr()
+    assert out == "The capital\n"
+    assert "model /demo, 2 ranks, protocol v2" in err
+    assert "rank 0: process 100 on 10.0.0.1" in err
+    assert "rank 1: process 101 on 10.0.0.1" in err
+    assert llm.prompts == ["What is the capital of France?"]
+    assert llm.config == EngineConfig(model="/demo", ep_size=2)
+    assert llm.params is not None
+    assert llm.params.temperature == 0
+    assert llm.closed
+
+
+def test_demo_takes_another_question_and_number_of_ranks(llm: FakeLLM) -> None:
+    assert run(llm, "demo", "--question", "Why?", "--ep-size", "1", "--ep-protocol", "v1") == 0
+    assert llm.prompts == ["Why?"]
+    assert llm.config == EngineConfig(model="/demo", ep_size=1, ep_protocol="v1")
+
+
+def test_demo_whose_request_fails_ends_with_1(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.failed = {0}
+    assert run(llm, "demo") == 1
+    assert "error: prompt 0: cut" in capsys.readouterr().err
+
+
+def test_demo_whose_engine_dies_keeps_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FakeLLM(EngineDead("rank 1 has gone", rank=1)), "demo") == 4
+    out, err = capsys.readouterr()
+    assert out == "The "
+    assert err.splitlines()[-1] == "error: rank 1 has gone"
+
+
+def test_demo_refuses_a_bad_flag_before_it_builds_anything(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    built: list[int] = []
+    assert run(llm, "demo", "--ep-size", "0", build_checkpoint=lambda: built.append(1)) == 2
+    assert built == []
+    assert "ep_size is 0" in capsys.readouterr().err
+
+
+def test_demo_whose_checkpoint_cannot_be_built_ends_with_3(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> object:
+        raise CheckpointError("no disk space")
+
+    assert run(llm, "demo", build_checkpoint=build) == 3
+    assert "error: no disk space" in capsys.readouterr().err
