@@ -15,16 +15,17 @@ It leaves out clocks, sampling, stop strings, and the search for the row that ma
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from metrale_ray.protocol.commands import Logits, Slot, Span
+from metrale_ray.protocol.commands import Logits, Span
 from metrale_ray.scheduler.admission import check_request
 from metrale_ray.scheduler.blocks import BlockPool
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.plan import Plan, PlanRow
 from metrale_ray.scheduler.request import Request, RequestId, Sequence
+from metrale_ray.scheduler.slots import SlotPool
+from metrale_ray.scheduler.victim import choose_victim
 from metrale_ray.scheduler.waiting import WaitingQueue
 
 FinishReason = Literal["stop", "length"]
@@ -57,9 +58,7 @@ class Scheduler:
         self.num_failed = 0
         self.num_finished = 0
         self._blocks = BlockPool(limits.num_blocks)
-        self._free_slots = [Slot(slot) for slot in range(limits.max_batch_size)]  # a heap: lowest first
-        self._held_slots: set[Slot] = set()  # the ranks settled something in these
-        self._left_slots: list[Slot] = []  # their sequences have left since the last plan
+        self._slots = SlotPool(limits.max_batch_size)
         self._live: dict[RequestId, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running: dict[RequestId, Sequence] = {}
@@ -141,7 +140,7 @@ class Scheduler:
         if self._is_under_way:
             raise RuntimeError("a plan is under way: call apply or step_failed for it before next_step")
         rows = self._mixed_rows() if self.limits.mixed_steps else self._unmixed_rows()
-        frees = self._frees()
+        frees = self._slots.frees()
         self._open_rows = {row.request_id: row for row in rows}
         self._is_under_way = bool(rows)
         return Plan(frees, tuple(rows)) if frees or rows else None
@@ -157,7 +156,7 @@ class Scheduler:
             if row.samples and row.request_id not in token_ids:
                 raise ValueError(f"no token for request {row.request_id}, whose row samples")
         self._is_under_way = False
-        self._held_slots.update([row.span.slot for row in plan.rows if row.span.start == 0])
+        self._slots.hold([row.span.slot for row in plan.rows if row.span.start == 0])
         emissions: list[Emission] = []
         for row in open_rows:
             sequence = self._settle(row)
@@ -238,13 +237,6 @@ class Scheduler:
         span = Span(sequence.slot, start, tuple(sequence.tokens[start:end]), new_blocks, logits)
         return PlanRow(sequence.request_id, span, end == len(sequence.tokens))
 
-    def _frees(self) -> tuple[Slot, ...]:
-        """The slots to free before the rows: a slot in which nothing was settled is free on the ranks already."""
-        frees = tuple(slot for slot in self._left_slots if slot in self._held_slots)
-        self._held_slots.difference_update(frees)
-        self._left_slots.clear()
-        return frees
-
     # Who runs.
 
     def _admit(self) -> Sequence | None:
@@ -254,10 +246,10 @@ class Scheduler:
             return None
         num_blocks = -(-len(sequence.tokens) // self.limits.block_size)
         kept_free = self.limits.watermark_blocks if self._running else 0
-        if not self._free_slots or num_blocks + kept_free > self._blocks.num_free_blocks:
+        if self._slots.num_free == 0 or num_blocks + kept_free > self._blocks.num_free_blocks:
             return None
         self._waiting.remove(sequence)
-        sequence.slot = heapq.heappop(self._free_slots)
+        sequence.slot = self._slots.take()
         sequence.blocks = self._blocks.allocate(num_blocks)
         self._running[sequence.request_id] = sequence
         return sequence
@@ -270,25 +262,13 @@ class Scheduler:
             return decoding
         num_preemptions = self.num_preemptions
         while len(needy) > self._blocks.num_free_blocks:
-            self._preempt(self._victim())
+            self._preempt(choose_victim(self._running.values(), self.limits.resume_protection_tokens))
             needy = [sequence for sequence in needy if sequence.slot is not None]
         for sequence in needy:
             sequence.blocks += self._blocks.allocate(1)
         if self.num_preemptions == num_preemptions:
             return decoding
         return [sequence for sequence in decoding if sequence.slot is not None]
-
-    def _victim(self) -> Sequence:
-        """The sequence to preempt: fewest generated tokens, then newest; among protected ones only, the newest."""
-        oldest = min(self._running.values(), key=lambda sequence: sequence.arrival)
-        others = [sequence for sequence in self._running.values() if sequence is not oldest]
-        # Alone, the oldest has all blocks but its own to take, and `add` took only what fits alone.
-        assert others, "the oldest sequence does not fit alone"
-        num_tokens = self.limits.resume_protection_tokens
-        unprotected = [sequence for sequence in others if not sequence.is_protected(num_tokens)]
-        if not unprotected:
-            return max(others, key=lambda sequence: sequence.arrival)
-        return min(unprotected, key=lambda sequence: (sequence.num_generated, -sequence.arrival))
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
@@ -315,8 +295,7 @@ class Scheduler:
         del self._running[sequence.request_id]
         self._open_rows.pop(sequence.request_id, None)
         self._blocks.release(sequence.blocks)
-        heapq.heappush(self._free_slots, sequence.slot)
-        self._left_slots.append(sequence.slot)
+        self._slots.give_back(sequence.slot)
 
     # What a step gave.
 

@@ -346,20 +346,6 @@ def running_ids(scheduler: Scheduler) -> list[int]:
     return list(scheduler._running)
 
 
-def a_running(scheduler: Scheduler, request_id: int) -> Any:
-    return scheduler._running[RequestId(request_id)]
-
-
-def test_the_sequence_with_fewest_generated_tokens_is_preempted_before_a_newer_one() -> None:
-    scheduler = Scheduler(tight(12))
-    for request_id in (1, 2, 3):
-        scheduler.add(a_request(request_id, 2, max_tokens=12))
-    step(scheduler)
-    step(scheduler)
-    a_running(scheduler, 2).tokens.pop()
-    assert scheduler._victim().request_id == 2
-
-
 def test_among_equals_the_newest_is_preempted_and_the_oldest_never() -> None:
     scheduler = Scheduler(tight(5))
     for request_id in (1, 2, 3):
@@ -406,33 +392,6 @@ def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
             assert scheduler.num_waiting > waiting
             return
     raise AssertionError("nothing was preempted")
-
-
-def test_a_resumed_sequence_is_passed_over_until_it_generated_enough_tokens() -> None:
-    scheduler = Scheduler(tight(12, resume_protection_tokens=4))
-    for request_id in (1, 2, 3):
-        scheduler.add(a_request(request_id, 2, max_tokens=20))
-    step(scheduler)
-    resumed, other = a_running(scheduler, 3), a_running(scheduler, 2)
-    resumed.num_generated_at_resume = resumed.num_generated
-    assert scheduler._victim() is other
-    for _ in range(3):
-        step(scheduler)
-        assert scheduler._victim() is other
-    step(scheduler)
-    assert scheduler._victim() is resumed
-
-
-def test_when_all_others_are_protected_the_newest_is_preempted() -> None:
-    scheduler = Scheduler(tight(12))
-    for request_id in (1, 2, 3):
-        scheduler.add(a_request(request_id, 2, max_tokens=20))
-    step(scheduler)
-    step(scheduler)
-    for request_id in (2, 3):
-        a_running(scheduler, request_id).num_generated_at_resume = 1
-    a_running(scheduler, 2).tokens.pop()
-    assert scheduler._victim().request_id == 3
 
 
 def test_all_prompt_logits_are_given_once_each_when_a_prefill_starts_over() -> None:

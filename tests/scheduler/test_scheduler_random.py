@@ -91,7 +91,7 @@ class Simulation:
         assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
         assert scheduler.num_free_blocks == scheduler.num_total_blocks
         assert not self.ranks.lengths
-        assert sorted(scheduler._free_slots) == list(range(self.limits.max_batch_size))
+        assert sorted(scheduler._slots._free) == list(range(self.limits.max_batch_size))
 
     def arrive(self) -> None:
         if self.rng.random() > 0.3:
@@ -248,14 +248,14 @@ class Simulation:
         assert len(owned) + scheduler.num_free_blocks == scheduler.num_total_blocks, "a block is lost"
         slots = [sequence.slot for sequence in running]
         assert len(set(slots)) == len(slots), "a slot is used twice"
-        assert not set(slots) & set(scheduler._free_slots)
-        assert len(slots) + len(scheduler._free_slots) == self.limits.max_batch_size, "a slot is lost"
+        assert not set(slots) & set(scheduler._slots._free)
+        assert len(slots) + len(scheduler._slots._free) == self.limits.max_batch_size, "a slot is lost"
         assert set(scheduler._live) == set(self.live)
         assert scheduler.num_running + scheduler.num_waiting == len(self.live)
         assert scheduler.num_waiting <= self.limits.max_queue_len + self.limits.max_batch_size
         for sequence in running:
             assert sequence.slot is not None
-            if sequence.slot in self.ranks.lengths and sequence.slot not in scheduler._left_slots:
+            if sequence.slot in self.ranks.lengths and sequence.slot not in scheduler._slots._left:
                 assert sequence.num_computed == self.ranks.lengths[sequence.slot]
                 assert sequence.blocks[: sequence.num_blocks_shipped] == self.ranks.tables[sequence.slot]
 
