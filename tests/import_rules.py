@@ -44,6 +44,7 @@ LEVELS = {
     "worker": 3,
     "engine": 4,
     "head": 4,
+    "start": 4,
     "serve": 4,
     "": 5,  # metrale_ray/__init__.py: the public names, found when they are asked for
     "cluster": 5,
