@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""How fronts reach the head: one socket session each, the same strict frames as the ranks' links, never pickle.
+
+    messages     what each side says
+    frames       the bytes of each message
+    server       the head's end: one socket for all fronts, on the head's event loop
+    connection   a front's end of the wire: the thread that owns the sockets
+    handle       one request as its reader sees it
+    client       a front's session: submits, hands out what comes back, and answers everybody when the engine dies
+
+A session: Open, Opened, then any number of Submit, Abort and Finish one way and Outputs the other. Both sides beat. A
+front says how many Outputs it has taken; one that falls too far behind, is silent, or says what the protocol does not
+allow is dropped, and its requests are aborted. Dead ends a session: no answer comes on it any more.
+
+What it leaves out: who may connect. The address is given to trusted processes only, and listens on one interface.
+"""
+
+from metrale_ray.protocol.front.client import FrontClient
+from metrale_ray.protocol.front.handle import RequestHandle
+from metrale_ray.protocol.front.messages import Abort, Finish, FinishReason, Opened, Output, Submit
+from metrale_ray.protocol.front.server import FrontId, FrontServer
+
+__all__ = [
+    "Abort",
+    "Finish",
+    "FinishReason",
+    "FrontClient",
+    "FrontId",
+    "FrontServer",
+    "Opened",
+    "Output",
+    "RequestHandle",
+    "Submit",
+]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`FrontClient`: a front's session with the head, for any number of threads and event loops.
+
+Rules: whoever waits is always answered: with an output, with EngineDead when the head died, was lost or fell silent,
+when somebody who knows says so (`die`), or when the front was closed. The first cause stays. A client is used for one
+session; after its death a new one is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from metrale_ray.errors import EngineDead, FrameError, RequestError, SessionError
+from metrale_ray.protocol.front.connection import FrontConnection
+from metrale_ray.protocol.front.frames import encode
+from metrale_ray.protocol.front.handle import RequestHandle
+from metrale_ray.protocol.front.messages import (
+    BEAT_S,
+    SILENCE_S,
+    Abort,
+    Beat,
+    Dead,
+    Finish,
+    FromHead,
+    Opened,
+    Outputs,
+    Read,
+    Submit,
+)
+from metrale_ray.sampling.params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+MAX_LIVE_REQUESTS = 65_536
+"""Requests of one front at a time: above what the head's queue takes, and it bounds everything that waits here."""
+
+
+class FrontClient:
+    """A session with the head at `address` (tcp://host:port), which begins at once; see `wait_opened`."""
+
+    def __init__(self, address: str, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
+        self._changed = threading.Condition()
+        self._handles: dict[int, RequestHandle] = {}
+        self._next_ids = itertools.count(1)
+        self._num_frames = 0
+        self._opened: Opened | None = None
+        self._death: EngineDead | None = None
+        self._connection = FrontConnection(address, self._take, self.die, beat_s=beat_s, silence_s=silence_s)
+        self._connection.start()
+
+    def __enter__(self) -> FrontClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def death(self) -> EngineDead | None:
+        """Why the session has ended, or None while it goes on."""
+        return self._death
+
+    def wait_opened(self, timeout_s: float) -> Opened:
+        """What the head says of the engine. Raises EngineDead when the session ends first, TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._opened is not None or self._death is not None, timeout_s):
+                raise TimeoutError(f"the head did not open the session within {timeout_s:g} s")
+            self._check_alive()
+            assert self._opened is not None  # what was waited for
+            return self._opened
+
+    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestHandle:
+        """Send one request. Raises RequestError for token ids that cannot be sent, and EngineDead."""
+        with self._changed:
+            self._check_alive()
+            if len(self._handles) >= MAX_LIVE_REQUESTS:
+                message = f"this front has {MAX_LIVE_REQUESTS} requests open; wait until some have ended"
+                raise RequestError(message, code="too_many_requests")
+            request_id = next(self._next_ids)
+        handle = RequestHandle(request_id, self._send)
+        data = _encode_submit(Submit(request_id, tuple(prompt_token_ids), params))
+        with self._changed:
+            self._check_alive()
+            self._handles[request_id] = handle
+        self._connection.send(data)
+        return handle
+
+    def die(self, reason: str, rank: int | None = None) -> None:
+        """End the session: every waiting and later call raises EngineDead. Only the first reason counts."""
+        with self._changed:
+            if self._death is not None:
+                return
+            self._death = EngineDead(reason, rank=rank)
+            handles, self._handles = list(self._handles.values()), {}
+            self._changed.notify_all()
+        for handle in handles:
+            handle.die(self._death)
+        self._connection.stop()
+
+    def close(self) -> None:
+        """Leave: the head aborts what is still running. Calling it twice is allowed."""
+        self.die("this front was closed")
+        self._connection.join()
+
+    def _send(self, message: Abort | Finish) -> None:
+        self._connection.send(encode(message))
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDead(self._death.message, rank=self._death.rank)  # a new one: raising changes its traceback
+
+    def _take(self, message: FromHead) -> None:
+        match message:
+            case Outputs():
+                self._hand_out(message)
+            case Opened():
+                with self._changed:
+                    self._opened = message
+                    self._changed.notify_all()
+            case Dead(reason, rank):
+                self.die(reason, rank)
+            case Beat():
+                pass
+
+    def _hand_out(self, frame: Outputs) -> None:
+        if frame.number != self._num_frames + 1:
+            raise SessionError(f"outputs frame {frame.number} came after frame {self._num_frames}")
+        self._num_frames = frame.number
+        for output in frame.outputs:
+            is_last = output.finish_reason is not None
+            with self._changed:
+                handles = self._handles
+                handle = handles.pop(output.request_id, None) if is_last else handles.get(output.request_id)
+            if handle is None:
+                log.debug("an output for request %d came after its end", output.request_id)
+                continue
+            handle.put(output)
+        self._connection.send(encode(Read(frame.number)))
+
+
+def _encode_submit(submit: Submit) -> bytes:
+    try:
+        return encode(submit)
+    except FrameError as error:
+        raise RequestError(error.message, param="prompt_token_ids") from error

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`FrontConnection`: a front's end of the wire, as one daemon thread that alone touches the sockets.
+
+Rules: other threads only put frames into a queue and write one byte to wake the thread. There is no reconnection: a
+session ends with its connection, and `on_lost` is called exactly once, with the reason, however it ends. What has
+been received is handed over before the loss is told, and silence is judged after everything received was read, so a
+process that was stopped for a while does not take its own pause for the head's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket as sockets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from metrale_ray.errors import FrameError, ProtocolError
+from metrale_ray.protocol.front.frames import decode_from_head, encode
+from metrale_ray.protocol.front.messages import Beat, Bye, FromHead, Open
+from metrale_ray.protocol.limits import MAX_FRAME_BYTES
+
+log = logging.getLogger(__name__)
+
+LINGER_MS = 500
+"""How long a last word may take to leave after the socket was closed."""
+
+JOIN_TIMEOUT_S = 5.0
+"""Far above the linger; the thread does nothing else that takes time."""
+
+_LOST_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class FrontConnection:
+    """One connection to the head at `address`. `on_message` and `on_lost` are called from its thread."""
+
+    def __init__(
+        self,
+        address: str,
+        on_message: Callable[[FromHead], None],
+        on_lost: Callable[[str], None],
+        *,
+        beat_s: float,
+        silence_s: float,
+    ) -> None:
+        self._address = address
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._beat_s = beat_s
+        self._silence_s = silence_s
+        self._pending: deque[bytes] = deque([encode(Open())])
+        self._lock = threading.Lock()  # guards the wake socket's life
+        self._is_stopping = False
+        self._context = zmq.Context()
+        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="front-connection", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Called once."""
+        self._thread.start()
+
+    def send(self, data: bytes) -> None:
+        """Queue one frame, from any thread. Frames queued after the end are let go: nobody is there to read them."""
+        self._pending.append(data)
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def stop(self) -> None:
+        """Say Bye and end, soon. From any thread; calling it twice is allowed."""
+        self._is_stopping = True
+        self._wake()
+
+    def join(self) -> None:
+        """Wait for the thread's end, except from the thread itself."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._wake_out.fileno() < 0:
+                return
+            with contextlib.suppress(BlockingIOError):  # full of bytes that wake it: nothing to add
+                self._wake_out.send(b"\0")
+
+    def _run(self) -> None:
+        reason = "the front's connection failed"
+        try:
+            reason = self._converse()
+        except (ProtocolError, zmq.ZMQError) as error:
+            reason = f"the session with the head at {self._address} failed: {error}"
+        finally:
+            with self._lock:
+                self._wake_out.close()
+                self._wake_in.close()
+            self._on_lost(reason)
+            self._context.destroy(linger=LINGER_MS)
+
+    def _converse(self) -> str:
+        """Connect, and send and receive until the session ends; the reason why it did."""
+        with _make_socket(self._context, self._beat_s, self._silence_s) as socket:
+            socket.setsockopt(zmq.IPV6, int("[" in self._address))
+            with socket.get_monitor_socket(_LOST_EVENTS) as monitor:
+                try:
+                    socket.connect(self._address)
+                    return self._loop(socket, monitor)
+                finally:
+                    socket.disable_monitor()
+
+    def _loop(self, socket: Any, monitor: Any) -> str:
+        poller = zmq.Poller()
+        poller.register(monitor, zmq.POLLIN)
+        poller.register(self._wake_in, zmq.POLLIN)
+        beat_at = heard_at = time.monotonic()
+        while not self._is_stopping:
+            if time.monotonic() >= beat_at:
+                self._pending.append(encode(Beat()))
+                beat_at = time.monotonic() + self._beat_s
+            poller.register(socket, zmq.POLLIN if self._flush(socket) else zmq.POLLIN | zmq.POLLOUT)
+            deadline = min(beat_at, heard_at + self._silence_s)
+            events = dict(poller.poll(max(0, round((deadline - time.monotonic()) * 1000) + 1)))
+            if self._wake_in.fileno() in events:
+                self._wake_in.recv(4096)
+            if self._receive(socket):
+                heard_at = time.monotonic()
+            if monitor in events:
+                return f"the connection to the head at {self._address} was lost ({_event_name(monitor)})"
+            if time.monotonic() >= heard_at + self._silence_s:
+                return f"nothing was heard of the head at {self._address} for {self._silence_s:g} s"
+        self._pending.append(encode(Bye()))
+        self._flush(socket)
+        return "this front was closed"
+
+    def _flush(self, socket: Any) -> bool:
+        """Send what is queued; whether all of it left."""
+        while self._pending:
+            try:
+                socket.send(self._pending[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._pending.popleft()
+        return True
+
+    def _receive(self, socket: Any) -> bool:
+        """Hand over everything that has arrived; whether there was anything."""
+        has_heard = False
+        while not self._is_stopping:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(frames) != 1:
+                raise FrameError(f"a message is one frame, not {len(frames)}", num_bytes=sum(map(len, frames)))
+            has_heard = True
+            self._on_message(decode_from_head(frames[0]))
+        return has_heard
+
+
+def _make_socket(context: Any, beat_s: float, silence_s: float) -> Any:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, 1024)
+    socket.setsockopt(zmq.RCVHWM, 1024)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, round(silence_s * 1000)))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(beat_s * 1000)))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(silence_s * 1000)))
+    return socket
+
+
+def _event_name(monitor: Any) -> str:
+    return str(zmq.Event(recv_monitor_message(monitor)["event"]).name).lower()

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The one frame that each message of a front's session is.
+
+Rules: one msgpack map per frame, `type` says which message; every field is checked before it is packed and after it
+is unpacked; SamplingParams travel whole, each field by its own name, and are made anew, so checked anew, on arrival.
+Whatever is wrong raises FrameError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, cast, get_args
+
+from metrale_ray.errors import FrameError, RequestError
+from metrale_ray.protocol.fields import (
+    Fields,
+    check_text,
+    check_u32,
+    check_u64,
+    cut_text,
+    pack_frame,
+    pack_u32s,
+    unpack_frame,
+)
+from metrale_ray.protocol.front.messages import (
+    Abort,
+    Beat,
+    Bye,
+    Dead,
+    Finish,
+    FinishReason,
+    FromFront,
+    FromHead,
+    Open,
+    Opened,
+    Output,
+    Outputs,
+    Read,
+    Submit,
+)
+from metrale_ray.protocol.limits import MAX_CODE_CHARS, MAX_ERROR_CHARS, MAX_TOKENS
+from metrale_ray.sampling.params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+
+MAX_PROMPT_TOKENS = MAX_TOKENS
+"""Tokens of one prompt: what one frame holds, and longer than any context."""
+
+MAX_OUTPUTS = 512
+"""Outputs of one frame: even if each carries the longest error text, the frame's own bound holds."""
+
+MAX_OUTPUT_TOKENS = 1024
+"""Tokens of one output: a step gives a sequence one, or as many as a verify accepts."""
+
+FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
+
+
+class FrontCode(IntEnum):
+    """Message codes on the wire (u32). A code is never reused for another meaning."""
+
+    OPEN = 1
+    SUBMIT = 2
+    ABORT = 3
+    FINISH = 4
+    READ = 5
+    BEAT = 6
+    BYE = 7
+    OPENED = 8
+    OUTPUTS = 9
+    DEAD = 10
+
+
+def encode(message: FromFront | FromHead) -> bytes:
+    """The one frame of `message`. Raises FrameError for a value that no reader would accept."""
+    code, fields = _to_wire(message)
+    return pack_frame({"type": int(code), **fields})
+
+
+def decode_from_front(data: bytes) -> FromFront:
+    """The message that a front sent. Raises FrameError."""
+    return cast(FromFront, _decode(data, _FROM_FRONT))
+
+
+def decode_from_head(data: bytes) -> FromHead:
+    """The message that the head sent. Raises FrameError."""
+    return cast(FromHead, _decode(data, _FROM_HEAD))
+
+
+def _to_wire(message: FromFront | FromHead) -> tuple[FrontCode, dict[str, Any]]:
+    match message:
+        case Open(version):
+            return FrontCode.OPEN, {"version": check_u32("version", version)}
+        case Submit():
+            return FrontCode.SUBMIT, _submit_to_wire(message)
+        case Abort(request_id):
+            return FrontCode.ABORT, {"request_id": check_u64("request_id", request_id)}
+        case Finish(request_id):
+            return FrontCode.FINISH, {"request_id": check_u64("request_id", request_id)}
+        case Read(num_frames):
+            return FrontCode.READ, {"num_frames": check_u64("num_frames", num_frames)}
+        case Beat():
+            return FrontCode.BEAT, {}
+        case Bye():
+            return FrontCode.BYE, {}
+        case Opened():
+            return FrontCode.OPENED, _opened_to_wire(message)
+        case Outputs(number, outputs):
+            return FrontCode.OUTPUTS, {"number": check_u64("number", number), "outputs": _outputs_to_wire(outputs)}
+        case Dead(reason, rank):
+            rank = None if rank is None else check_u32("rank", rank)
+            return FrontCode.DEAD, {"reason": cut_text(reason, MAX_ERROR_CHARS), "rank": rank}
+
+
+def _submit_to_wire(submit: Submit) -> dict[str, Any]:
+    return {
+        "request_id": check_u64("request_id", submit.request_id),
+        "prompt_token_ids": pack_u32s("prompt_token_ids", submit.prompt_token_ids, MAX_PROMPT_TOKENS),
+        "params": _params_to_wire(submit.params),
+    }
+
+
+def _params_to_wire(params: SamplingParams) -> dict[str, Any]:
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "seed": params.seed,
+        "max_tokens": params.max_tokens,
+        "ignore_eos": params.ignore_eos,
+        "stop": params.stop,
+        "stop_token_ids": pack_u32s("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS),
+    }
+
+
+def _opened_to_wire(opened: Opened) -> dict[str, Any]:
+    return {
+        "max_model_len": check_u32("max_model_len", opened.max_model_len),
+        "vocab_size": check_u32("vocab_size", opened.vocab_size),
+        "engine_epoch": check_u64("engine_epoch", opened.engine_epoch),
+    }
+
+
+def _outputs_to_wire(outputs: Sequence[Output]) -> list[dict[str, Any]]:
+    if len(outputs) > MAX_OUTPUTS:
+        raise FrameError(f"a frame has at most {MAX_OUTPUTS} outputs, not {len(outputs)}")
+    return [_output_to_wire(output) for output in outputs]
+
+
+def _output_to_wire(output: Output) -> dict[str, Any]:
+    problem = _output_problem(output)
+    if problem:
+        raise FrameError(problem)
+    return {
+        "request_id": check_u64("request_id", output.request_id),
+        "index": check_u32("index", output.index),
+        "token_ids": pack_u32s("token_ids", output.token_ids, MAX_OUTPUT_TOKENS),
+        "finish_reason": output.finish_reason,
+        "stop_token_id": None if output.stop_token_id is None else check_u32("stop_token_id", output.stop_token_id),
+        "error": None if output.error is None else _error_to_wire(*output.error),
+    }
+
+
+def _error_to_wire(code: str, message: str) -> dict[str, str]:
+    return {"code": check_text("code", code, MAX_CODE_CHARS), "message": cut_text(message, MAX_ERROR_CHARS)}
+
+
+def _output_problem(output: Output) -> str | None:
+    if output.finish_reason is not None and output.finish_reason not in FINISH_REASONS:
+        return f"finish_reason must be one of {', '.join(FINISH_REASONS)}"
+    if (output.error is not None) != (output.finish_reason == "error"):
+        return 'an output has an error exactly when its finish_reason is "error"'
+    if output.stop_token_id is not None and output.finish_reason != "stop":
+        return 'an output has a stop_token_id only when its finish_reason is "stop"'
+    return None
+
+
+def _decode(data: bytes, table: dict[int, Callable[[Fields], Any]]) -> Any:
+    fields = unpack_frame(data)
+    code = fields.u32("type")
+    reader = table.get(code)
+    if reader is None:
+        raise fields.error(f"type {code} is no message that this side may send")
+    return reader(fields)
+
+
+def _read_submit(fields: Fields) -> Submit:
+    prompt = fields.u32s("prompt_token_ids", MAX_PROMPT_TOKENS)
+    return Submit(fields.u64("request_id"), prompt, _read_params(fields.fields("params")))
+
+
+def _read_params(fields: Fields) -> SamplingParams:
+    try:
+        return SamplingParams(
+            temperature=fields.number("temperature"),
+            top_k=fields.u32("top_k"),
+            top_p=fields.number("top_p"),
+            seed=None if fields.is_absent("seed") else fields.u64("seed"),
+            max_tokens=None if fields.is_absent("max_tokens") else fields.u32("max_tokens"),
+            ignore_eos=fields.flag("ignore_eos"),
+            stop=[check_text("stop", text, MAX_STOP_CHARACTERS) for text in fields.array("stop", MAX_STOP_STRINGS)],
+            stop_token_ids=fields.u32s("stop_token_ids", MAX_STOP_TOKEN_IDS),
+        )
+    except RequestError as error:
+        raise fields.error(f"params: {error.message}") from error
+
+
+def _read_opened(fields: Fields) -> Opened:
+    return Opened(fields.u32("max_model_len"), fields.u32("vocab_size"), fields.u64("engine_epoch"))
+
+
+def _read_outputs(fields: Fields) -> Outputs:
+    outputs = tuple(_read_output(each) for each in fields.fields_list("outputs", MAX_OUTPUTS))
+    return Outputs(fields.u64("number"), outputs)
+
+
+def _read_output(fields: Fields) -> Output:
+    reason = None if fields.is_absent("finish_reason") else fields.text("finish_reason", MAX_CODE_CHARS)
+    output = Output(
+        fields.u64("request_id"),
+        fields.u32("index"),
+        fields.u32s("token_ids", MAX_OUTPUT_TOKENS),
+        cast("FinishReason | None", reason),
+        None if fields.is_absent("stop_token_id") else fields.u32("stop_token_id"),
+        None if fields.is_absent("error") else _read_error(fields.fields("error")),
+    )
+    problem = _output_problem(output)
+    if problem:
+        raise fields.error(problem)
+    return output
+
+
+def _read_error(fields: Fields) -> tuple[str, str]:
+    return fields.text("code", MAX_CODE_CHARS), fields.text("message", MAX_ERROR_CHARS)
+
+
+def _read_dead(fields: Fields) -> Dead:
+    return Dead(fields.text("reason", MAX_ERROR_CHARS), None if fields.is_absent("rank") else fields.u32("rank"))
+
+
+def _read_beat(fields: Fields) -> Beat:
+    return Beat()
+
+
+_FROM_FRONT: dict[int, Callable[[Fields], FromFront]] = {
+    FrontCode.OPEN: lambda fields: Open(fields.u32("version")),
+    FrontCode.SUBMIT: _read_submit,
+    FrontCode.ABORT: lambda fields: Abort(fields.u64("request_id")),
+    FrontCode.FINISH: lambda fields: Finish(fields.u64("request_id")),
+    FrontCode.READ: lambda fields: Read(fields.u64("num_frames")),
+    FrontCode.BEAT: _read_beat,
+    FrontCode.BYE: lambda fields: Bye(),
+}
+_FROM_HEAD: dict[int, Callable[[Fields], FromHead]] = {
+    FrontCode.OPENED: _read_opened,
+    FrontCode.OUTPUTS: _read_outputs,
+    FrontCode.BEAT: _read_beat,
+    FrontCode.DEAD: _read_dead,
+}

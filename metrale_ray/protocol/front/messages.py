@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What a front and the head say to each other, as plain frozen values, and the numbers that both sides keep to.
+
+What it leaves out: their bytes (`frames`), and which of them are legal when (`server`, `client`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from metrale_ray.sampling.params import SamplingParams
+
+FRONT_VERSION = 1
+
+BEAT_S = 2.0
+SILENCE_S = 10.0
+"""Five beats: one that is late because of a long pause in the other process does not end a session."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A front's first message."""
+
+    version: int = FRONT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One request. `request_id` (u64) is the front's choice, and unique among the requests of that front."""
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nobody waits for this request any more. One that the head does not know has ended already."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A stop string ended the text: end the request with the reason "stop"."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The front has taken `num_frames` Outputs frames so far in this session."""
+
+    num_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """This side is alive. Said both ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The front leaves; what is still running for it is aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a front needs to know of the engine. `engine_epoch` is the group's life at the moment of the answer."""
+
+    max_model_len: int
+    vocab_size: int
+    engine_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step did for one sequence of a request: new tokens, an end, or both.
+
+    `index` is the sequence within the request. `finish_reason` None means that more comes. `stop_token_id` is the
+    token that ended the sequence, only with "stop"; `error` is (code, message), exactly with "error".
+    """
+
+    request_id: int
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of one step for one front. `number` grows by one per frame of a session, from 1."""
+
+    number: int
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """No answer comes on this session any more. `rank` is the one at fault, where one is."""
+
+    reason: str
+    rank: int | None = None
+
+
+FromFront = Open | Submit | Abort | Finish | Read | Beat | Bye
+FromHead = Opened | Outputs | Beat | Dead
