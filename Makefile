@@ -14,6 +14,8 @@ STAMP := $(VENV)/.installed
 
 # One thread per process: several ranks share the cores, and sums then have the same bits on every machine.
 export OMP_NUM_THREADS ?= 1
+# The demo's model, about 1 GB while it is built, stays in this folder.
+export METRALE_CACHE_DIR ?= $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
