@@ -115,7 +115,6 @@ class Engine:
         self._deliver = deliver
         self._scheduler: Scheduler | None = None
         self._live: dict[RequestId, _Live] = {}
-        self._held_slots: set[Slot] = set()  # slots that the ranks hold something for
         self._search: BlameSearch | None = None
         self._failures: dict[RequestId, Verdict] = {}  # during a search: the last failed step of each row
         self._unexplained = 0
@@ -244,9 +243,7 @@ class Engine:
 
     def _free(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
-            if slot in self._held_slots:  # a sequence that settled nothing left nothing on the ranks
-                self._order_rowless(FreeSlot(slot))
-                self._held_slots.discard(slot)
+            self._order_rowless(FreeSlot(slot))
 
     # One step ------------------------------------------------------------------------------------------------------
 
@@ -265,7 +262,6 @@ class Engine:
     def _run_rows(self, rows: Sequence[PlanRow]) -> Verdict:
         verdict = self._order(plan_command(rows, self._version))
         if verdict.ok:
-            self._held_slots.update(row.span.slot for row in rows)
             self.counters.steps += 1
             self._answer(Plan((), tuple(rows)))
         else:
