@@ -49,7 +49,8 @@ class FaultSpec:
 
     It fires on `rank`, at `phase`, in the `layer`-th reduction of a step (phases before, inside and after only).
     Keyed by sequence (`first_token`: the sequence whose token at position 0 this is) it fires at each run of that
-    sequence; keyed by `command` (the number in the epoch) it fires once. `cmd` narrows it to one command name. `kind`:
+    sequence, from command number `command` on if that is given too; keyed by `command` alone (the number in the epoch)
+    it fires once. `cmd` narrows it to one command name. `kind`:
     "fail" raises, "poison" raises SlotPoisoned for the sequence's slot, "kill" ends the process, "stop" stops it
     (SIGSTOP), "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
     """
@@ -187,6 +188,13 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
         return by_field_name(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}") from error
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where what takes long to make is kept: METRALE_CACHE_DIR, else `metrale_ray` in the user's cache folder."""
+    variables = os.environ if environment is None else environment
+    given = variables.get("METRALE_CACHE_DIR")
+    return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "metrale_ray"
 
 
 def warn_unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
