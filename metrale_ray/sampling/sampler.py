@@ -40,10 +40,13 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleError:
-    """Why a row has no token. `code` is stable; the message is for people."""
+    """Why a row has no token. `code` is stable; the message, which is its text, is for people."""
 
     code: str
     message: str
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def sample(logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | SampleError]:

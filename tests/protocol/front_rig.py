@@ -23,11 +23,11 @@ OPENED = Opened(max_model_len=128, vocab_size=320, engine_epoch=3)
 class Rig:
     """`messages` holds what the head got, `gone` the fronts that left or were dropped."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, host: str = "127.0.0.1", **settings: Any) -> None:
         self.messages: queue.SimpleQueue[tuple[FrontId, Submit | Abort | Finish]] = queue.SimpleQueue()
         self.gone: queue.SimpleQueue[FrontId] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
-        self.server = FrontServer("127.0.0.1", self.on_message, self.gone.put, lambda: OPENED, **settings)
+        self.server = FrontServer(host, self.on_message, self.gone.put, lambda: OPENED, **settings)
         self.thread = threading.Thread(target=self.loop.run_forever, name="head-loop")
         self.thread.start()
         self.wait(self.server.start())

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import zmq
@@ -56,6 +56,17 @@ def test_a_session_opens_and_carries_a_request_there_and_back() -> None:
         assert handle.get(WAIT_S) == Output(handle.request_id, 0, (4,))
         assert handle.get(WAIT_S) == Output(handle.request_id, 0, (5,), "stop", 5)
         assert client.death is None
+
+
+def test_a_session_runs_over_ipv6() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with running(host="::1") as rig, connected(rig.server.address) as client:
+        assert rig.server.address.startswith("tcp://[::1]:")
+        assert client.wait_opened(WAIT_S) == OPENED
 
 
 def test_requests_of_many_threads_and_tasks_each_get_their_own_outputs() -> None:

@@ -175,6 +175,7 @@ def test_a_row_that_is_not_finite_fails_alone(bad: list[float], temperature: flo
     expected = sample(torch.tensor([good, good]), [rows[0], rows[2]])
     assert [results[0], results[2]] == expected
     assert results[1] == SampleError("bad_logits", "the logits of position 1 are not finite numbers")
+    assert str(results[1]) == "the logits of position 1 are not finite numbers"
 
 
 def test_a_masked_token_is_never_drawn() -> None:

@@ -106,8 +106,7 @@ def _to_wire(message: FromFront | FromHead) -> tuple[FrontCode, dict[str, Any]]:
         case Outputs(number, outputs):
             return FrontCode.OUTPUTS, {"number": check_u64("number", number), "outputs": _outputs_to_wire(outputs)}
         case Dead(reason, rank):
-            rank = None if rank is None else check_u32("rank", rank)
-            return FrontCode.DEAD, {"reason": cut_text(reason, MAX_ERROR_CHARS), "rank": rank}
+            return FrontCode.DEAD, {"reason": cut_text(reason, MAX_ERROR_CHARS), "rank": _or_none("rank", rank)}
 
 
 def _submit_to_wire(submit: Submit) -> dict[str, Any]:
@@ -149,18 +148,24 @@ def _output_to_wire(output: Output) -> dict[str, Any]:
     problem = _output_problem(output)
     if problem:
         raise FrameError(problem)
-    return {
+    wire: dict[str, Any] = {
         "request_id": check_u64("request_id", output.request_id),
         "index": check_u32("index", output.index),
         "token_ids": pack_u32s("token_ids", output.token_ids, MAX_OUTPUT_TOKENS),
-        "finish_reason": output.finish_reason,
-        "stop_token_id": None if output.stop_token_id is None else check_u32("stop_token_id", output.stop_token_id),
-        "error": None if output.error is None else _error_to_wire(*output.error),
     }
+    if output.finish_reason is not None:  # most outputs have none, and then nothing more is on the wire
+        wire["finish_reason"] = output.finish_reason
+        wire["stop_token_id"] = _or_none("stop_token_id", output.stop_token_id)
+        wire["error"] = None if output.error is None else _error_to_wire(*output.error)
+    return wire
 
 
 def _error_to_wire(code: str, message: str) -> dict[str, str]:
     return {"code": check_text("code", code, MAX_CODE_CHARS), "message": cut_text(message, MAX_ERROR_CHARS)}
+
+
+def _or_none(name: str, value: int | None) -> int | None:
+    return None if value is None else check_u32(name, value)
 
 
 def _output_problem(output: Output) -> str | None:
