@@ -55,7 +55,7 @@ class Faults:
         slots = self._matching_slots(spec)
         if slots is None or spec in self._fired:
             return
-        if spec.command is not None or spec.kind == "diverge":
+        if (spec.first_token is None and spec.command is not None) or spec.kind == "diverge":
             self._fired.add(spec)
         self._fire(spec, slots)
 
@@ -64,7 +64,7 @@ class Faults:
         frame = self._frame
         if frame is None or (spec.cmd is not None and frame.command.code.name.lower() != spec.cmd):
             return None
-        if spec.command is not None and frame.envelope.seq != spec.command:
+        if not _is_due(spec, frame.envelope.seq):
             return None
         here = [span.slot for span in command_rows(frame.command)]
         if isinstance(frame.command, FreeSlot):
@@ -86,3 +86,10 @@ class Faults:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "diverge":
                 self._diverge()
+
+
+def _is_due(spec: FaultSpec, seq: int) -> bool:
+    """A fault of one command is due at that command; one of a sequence from that command on."""
+    if spec.command is None:
+        return True
+    return seq == spec.command if spec.first_token is None else seq >= spec.command

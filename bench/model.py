@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The checkpoint that the benchmarks run: a random Qwen3-MoE of 1.3 billion parameters in bf16, 227 million active.
+
+64 experts, 8 of them per token, 16 layers, hidden 1024. Written once into the cache folder by transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+SIZES = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 384,
+    "intermediate_size": 3072,
+    "vocab_size": 32_000,
+}
+BYTES_PER_WEIGHT = 2
+
+
+def ensure_model(folder: Path | None = None) -> Path:
+    """The checkpoint's folder; it is written when it is not there yet, which takes about a minute."""
+    cache = Path(os.environ.get("METRALE_CACHE_DIR") or Path.home() / ".cache" / "metrale_ray")
+    folder = folder or cache / "bench-qwen3-moe-1b-v1"
+    if not (folder / "config.json").exists():
+        print(f"writing {folder} (2.6 GB) ...", file=sys.stderr, flush=True)
+        _write(folder)
+    return folder
+
+
+def _write(folder: Path) -> None:
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **SIZES,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        mlp_only_layers=[],
+        rope_theta=1e6,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    partial = folder.with_name(folder.name + ".partial")
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(partial)
+    partial.rename(folder)
+
+
+def bytes_per_step(batch: int, context: float) -> float:
+    """Bytes of weights and KV cache that one decode step has to read, with experts chosen at random.
+
+    With E experts, k per token and b tokens, E·(1 - (1 - k/E)^b) distinct experts are read in each layer.
+    """
+    hidden, head_dim = SIZES["hidden_size"], SIZES["head_dim"]
+    heads, kv_heads = SIZES["num_attention_heads"], SIZES["num_key_value_heads"]
+    experts, chosen = SIZES["num_experts"], SIZES["num_experts_per_tok"]
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    router = hidden * experts
+    distinct = experts * (1 - (1 - chosen / experts) ** batch)
+    expert = 3 * hidden * SIZES["moe_intermediate_size"]
+    cache = 2 * kv_heads * head_dim * context * batch
+    layer = attention + router + distinct * expert + cache
+    return BYTES_PER_WEIGHT * (SIZES["num_hidden_layers"] * layer + hidden * SIZES["vocab_size"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?")
+    print(ensure_model(parser.parse_args().folder))
+
+
+if __name__ == "__main__":
+    main()
