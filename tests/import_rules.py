@@ -32,6 +32,7 @@ LEVELS = {
     "baton": 0,
     "protocol.session": 1,
     "protocol.codec": 1,
+    "protocol.command_body": 1,
     "protocol.journal": 1,
     "protocol.verdict": 1,
     "scheduler": 1,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.import_rules import violations
+from tests.import_rules import LEVELS, violations
 
 TOP = Path(__file__).resolve().parent.parent
 
@@ -23,6 +24,12 @@ def test_the_package_breaks_no_rule_on_imports() -> None:
     sources = package_sources()
     assert "metrale_ray/errors.py" in sources
     assert violations(sources) == []
+
+
+def test_the_architecture_names_every_place_that_has_a_level() -> None:
+    text = (TOP / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", text))
+    assert [name for name in LEVELS if name and name.rpartition(".")[2] not in words] == []
 
 
 @pytest.mark.parametrize("module", ["metrale_ray", "metrale_ray.config", "metrale_ray.cli"])
