@@ -4,7 +4,7 @@
 Rules:
 - Pure: requests and sampled tokens come in, plans and emissions go out. The same calls give the same plans.
 - A sequence changes only in `apply`, so a failed step leaves lengths and block tables as they were.
-- Decode rows first, one token each; what is left of the step's tokens goes to prompt chunks, oldest first.
+- Decode rows first, one token each; what is left of the step's tokens goes to prompt chunks, in order of admission.
 - A sequence is admitted, oldest first, when a slot, a row and blocks for all its tokens are there; the watermark stays
   free unless nothing runs. Nothing is admitted in a step that preempts.
 - When decode rows need more blocks than are free, sequences are preempted, never the oldest one that runs. The
@@ -200,7 +200,6 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for sequence in running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
-        prefilling.sort(key=lambda sequence: sequence.arrival)
         return decoding, prefilling
 
     def _decode_rows(self, decoding: list[Sequence]) -> list[PlanRow]:

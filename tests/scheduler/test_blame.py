@@ -46,8 +46,9 @@ def run(search: BlameSearch, fails: Fails) -> tuple[Verdict, list[tuple[PlanRow,
 
 def test_one_guilty_row_of_any_number_at_any_place_is_found_within_the_bound() -> None:
     for num_rows in range(1, 129):
+        rows = rows_of(num_rows, num_rows // 3)
         for guilty in range(num_rows):
-            verdict, steps = run(BlameSearch(rows_of(num_rows, num_rows // 3), 64), holds_any({guilty}))
+            verdict, steps = run(BlameSearch(rows, 64), holds_any({guilty}))
             assert verdict == Verdict(guilty=(RequestId(guilty),))
             assert len(steps) <= math.ceil(math.log2(num_rows)) + 2 <= 2 * math.log2(num_rows) + 2
 

@@ -126,9 +126,11 @@ def test_requests_are_admitted_in_order_and_a_large_one_is_not_passed_by() -> No
 
 
 def test_the_watermark_is_kept_free_unless_nothing_runs() -> None:
-    scheduler = a_scheduler(a_request(1, num_prompt=16, max_tokens=5), num_blocks=8, watermark=0.5)
-    scheduler.add(a_request(2))
-    assert ids(step(scheduler)[0]) == [1]  # 4 blocks of 8, and the other 4 stay free
+    scheduler = a_scheduler(a_request(1, num_prompt=12), a_request(2), a_request(3), num_blocks=8, watermark=0.5)
+    plan, _ = step(scheduler)
+    assert ids(plan) == [1, 2]  # 3 blocks and 1 of 8; the other 4 stay free
+    assert len(plan.rows[0].span.token_ids) + len(plan.rows[1].span.token_ids) == ROOMY.max_num_batched_tokens
+    assert ids(step(scheduler)[0]) == [1, 2]
     alone = a_scheduler(a_request(1, num_prompt=16), num_blocks=5, watermark=0.9)
     assert ids(step(alone)[0]) == [1]
 
@@ -261,6 +263,18 @@ def test_a_row_that_was_settled_or_planned_before_is_refused_and_nothing_is_sett
     assert [row.span.start for row in second.rows] == [4, 0]
 
 
+def test_a_row_of_an_older_plan_is_refused() -> None:
+    scheduler = a_scheduler(a_request(1, num_prompt=9), max_num_batched_tokens=8)
+    first, _ = step(scheduler)
+    second = scheduler.next_step()
+    assert second is not None
+    with pytest.raises(ValueError, match="request 1 has no such row in the last plan"):
+        scheduler.apply(first, {})
+    with pytest.raises(ValueError, match="request 1 has no such row in the last plan"):
+        scheduler.step_failed(first)
+    assert scheduler.apply(second, tokens_for(second.rows)) == [Emission(RequestId(1), token_at(1, 9))]
+
+
 def test_a_missing_token_is_refused_and_nothing_is_settled() -> None:
     scheduler = a_scheduler(a_request(1), a_request(2))
     plan = scheduler.next_step()
@@ -322,6 +336,20 @@ def test_the_row_limit_is_halved_down_to_one_and_rows_then_take_turns() -> None:
     assert scheduler.num_finished == 5
 
 
+def test_without_mixed_steps_too_nothing_is_admitted_past_the_row_limit() -> None:
+    scheduler = a_scheduler(*(a_request(request_id, max_tokens=9) for request_id in range(3)), mixed_steps=False)
+    for _ in range(5):
+        step(scheduler)
+    assert scheduler.num_running == 3
+    scheduler.halve_row_limit()
+    scheduler.add(a_request(9))
+    for _ in range(4):
+        assert len(step(scheduler)[0].rows) == 2
+    assert scheduler.num_waiting == 1
+    run_to_end(scheduler)
+    assert scheduler.num_finished == 4
+
+
 # Preemption. Two tokens of prompt in blocks of two: each sequence needs a block at once, and one more every two tokens.
 
 
@@ -380,18 +408,17 @@ def test_the_slot_of_a_preempted_sequence_is_freed_in_the_plan_that_uses_its_blo
 
 
 def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
-    scheduler = Scheduler(tight(8, max_batch_size=3))
-    scheduler.add(a_request(1, 2, max_tokens=12))
-    scheduler.add(a_request(2, 7, max_tokens=8))  # 4 blocks, of which one will do for the first
+    scheduler = Scheduler(tight(10))
+    for request_id, num_prompt in enumerate((3, 3, 1, 9)):
+        scheduler.add(a_request(request_id, num_prompt))
     step(scheduler)
-    scheduler.add(a_request(3, 1, max_tokens=2))
-    for _ in range(20):
-        waiting, num_preemptions = scheduler.num_waiting, scheduler.num_preemptions
-        step(scheduler)
-        if scheduler.num_preemptions > num_preemptions:
-            assert scheduler.num_waiting > waiting
-            return
-    raise AssertionError("nothing was preempted")
+    step(scheduler)
+    for request_id in (1, 3):  # as if resumed just now, so that 2 goes first, and then 3, the newest
+        scheduler._running[RequestId(request_id)].num_generated_at_resume = 2
+    plan, _ = step(scheduler)
+    assert (plan.frees, ids(plan)) == ((2, 3), [0, 1])
+    assert scheduler.num_free_blocks == 4  # 2 would need two of them
+    assert ids(step(scheduler)[0]) == [0, 1, 2]
 
 
 def test_all_prompt_logits_are_given_once_each_when_a_prefill_starts_over() -> None:
