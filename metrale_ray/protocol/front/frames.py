@@ -40,7 +40,7 @@ from metrale_ray.protocol.front.messages import (
     Submit,
 )
 from metrale_ray.protocol.limits import MAX_CODE_CHARS, MAX_ERROR_CHARS, MAX_TOKENS
-from metrale_ray.sampling.params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from metrale_ray.sampling.params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 MAX_PROMPT_TOKENS = MAX_TOKENS
 """Tokens of one prompt: what one frame holds, and longer than any context."""
@@ -201,7 +201,7 @@ def _read_params(fields: Fields) -> SamplingParams:
             seed=None if fields.is_absent("seed") else fields.u64("seed"),
             max_tokens=None if fields.is_absent("max_tokens") else fields.u32("max_tokens"),
             ignore_eos=fields.flag("ignore_eos"),
-            stop=[check_text("stop", text, MAX_STOP_CHARACTERS) for text in fields.array("stop", MAX_STOP_STRINGS)],
+            stop=fields.array("stop", MAX_STOP_STRINGS),
             stop_token_ids=fields.u32s("stop_token_ids", MAX_STOP_TOKEN_IDS),
         )
     except RequestError as error:
