@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -83,3 +84,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
+TestBlockPoolMachine.settings = settings(stateful_step_count=20)  # seven blocks are used up and back well before
