@@ -268,14 +268,14 @@ def test_a_head_that_accepts_and_says_nothing_is_given_up() -> None:
 
 
 def test_beats_keep_an_idle_session_open() -> None:
-    beats = {"beat_s": 0.05, "silence_s": 0.5}
+    beats = {"beat_s": 0.05, "silence_s": 1.0}
     with (
         running(**beats) as rig,
         connected(rig.server.address, **beats) as client,
         raw_front(rig.server.address) as watch,
     ):
         client.wait_opened(WAIT_S)
-        for _ in range(30):  # of the head's beats: three times what silence would take
+        for _ in range(30):  # of the head's beats: half as long again as silence may last
             assert watch.hear() == Beat()
             watch.say(Beat())
         assert client.death is None
