@@ -6,8 +6,8 @@ Which files count, as in transformers where that is unambiguous:
 - `model.safetensors`, or the shards that `model.safetensors.index.json` names. Both together are accepted only when
   they hold the same tensors (names, dtypes, shapes and the first bytes of each); then the single file is read.
 - A shard named in the index must be there, must hold the tensors that the index puts in it and no others. A
-  `model*.safetensors` that the index does not name is refused, and so are shards without an index.
-- Other safetensors files (`consolidated`, adapters) are not read. Weights in pickle files are never read, whatever
+  `model-*-of-*.safetensors` that the index does not name is refused, and so are shards without an index.
+- Other safetensors files (`consolidated`, `model.fp16`, adapters) are not read. Weights in pickle files are never read, whatever
   else is there: unpickling runs code. Code in the folder (`auto_map`) is never imported.
 
 Every fault is a CheckpointError that names the file and the tensor, the first few of many and their count. Leaves out:
@@ -37,6 +37,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Two checkpoints of one architecture differ in the first values of nearly every tensor.
 COMPARED_BYTES = 4096
@@ -74,6 +75,8 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     folder = locate(model, revision)
     config_bytes, config = _read_json(folder / CONFIG)
     generation = _read_json(folder / GENERATION_CONFIG)[1] if (folder / GENERATION_CONFIG).exists() else {}
+    for file, values in ((CONFIG, config), (GENERATION_CONFIG, generation)):
+        _check_eos(folder / file, values.get("eos_token_id"))
     headers = _read_headers(folder)
     tensors = {name: record for _, records in headers.values() for name, record in records.items()}
     return Checkpoint(folder, config, generation, tensors, _digest(config_bytes, headers))
@@ -94,6 +97,12 @@ def _read_json(file: Path) -> tuple[bytes, dict[str, Any]]:
     return content, values
 
 
+def _check_eos(file: Path, value: Any) -> None:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        raise CheckpointError(f"{file}: eos_token_id is {value!r}; it must be a token id or a list of them")
+
+
 def _read_headers(folder: Path) -> Headers:
     """The headers of the files that make up the checkpoint, in the order of their names."""
     sharded = _read_shards(folder)
@@ -109,7 +118,7 @@ def _read_headers(folder: Path) -> Headers:
 
 def _read_shards(folder: Path) -> Headers:
     """The headers of the shards, checked against the index; empty when there is neither an index nor a shard."""
-    found = {file.name for file in folder.glob("model*.safetensors")} - {SINGLE}
+    found = {file.name for file in folder.glob(SHARDS)}
     if not (folder / INDEX).exists():
         if found and not (folder / SINGLE).is_file():
             raise CheckpointError(

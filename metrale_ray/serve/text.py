@@ -107,14 +107,20 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _configured_eos_ids(path: Path) -> list[int]:
-    """`eos_token_id` of generation_config.json, or of config.json where that file is absent, as in transformers."""
-    file = next((path / n for n in ("generation_config.json", "config.json") if (path / n).is_file()), None)
-    if file is None:
-        return []
-    try:
-        value = json.loads(file.read_bytes()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from error
+    """`eos_token_id` of generation_config.json, or of config.json where it names none: one id, several or none."""
+    for file in (path / "generation_config.json", path / "config.json"):
+        if not file.is_file():
+            continue
+        try:
+            values = dict(json.loads(file.read_bytes()))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"cannot read {file}: {error}") from error
+        if "eos_token_id" in values:
+            return _checked_ids(file, values["eos_token_id"])
+    return []
+
+
+def _checked_ids(file: Path, value: Any) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
         raise CheckpointError(f"{file}: eos_token_id is {value!r}; it must be a token id or a list of them")

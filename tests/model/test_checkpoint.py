@@ -89,6 +89,35 @@ def test_without_a_generation_config_it_is_empty(tmp_path: Path) -> None:
     assert open_checkpoint(str(write_single(tmp_path))).generation_config == {}
 
 
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 5}, None, {5}),
+        ({"eos_token_id": [5, 6]}, {}, {5, 6}),
+        ({"eos_token_id": 5}, {"eos_token_id": [7]}, {7}),
+        ({"eos_token_id": 5}, {"temperature": 1.0}, {5}),
+        ({"eos_token_id": 5}, {"eos_token_id": None}, set()),
+        ({}, {"eos_token_id": None}, set()),
+    ],
+)
+def test_the_ids_that_end_a_text_are_those_of_the_generation_config_if_it_names_any(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, expected: set[int]
+) -> None:
+    write_single(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert open_checkpoint(str(tmp_path)).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("value", ["x", -1, True, [1, None], {}, 1.0])
+def test_an_end_of_text_that_is_no_token_id_is_refused(tmp_path: Path, value: Any) -> None:
+    write_single(tmp_path)
+    for name in ("generation_config.json", "config.json"):
+        (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
+        assert f"{name}: eos_token_id is" in refusal(tmp_path)
+
+
 def test_the_digest_is_that_of_any_copy_and_another_one_for_another_header_or_configuration(tmp_path: Path) -> None:
     first = open_checkpoint(str(write_single(tmp_path / "a"))).digest
     assert open_checkpoint(str(write_single(tmp_path / "b"))).digest == first
@@ -287,7 +316,8 @@ def test_many_faults_are_listed_as_the_first_few_and_a_count(tmp_path: Path) -> 
 
 def test_other_safetensors_files_are_not_read(tmp_path: Path) -> None:
     write_single(tmp_path)
-    (tmp_path / "consolidated.safetensors").write_bytes(b"not one")
+    for name in ("consolidated", "model.fp16", "adapter_model"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"not one")
     assert open_checkpoint(str(tmp_path)).tensors.keys() == WEIGHTS.keys()
 
 

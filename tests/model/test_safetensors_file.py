@@ -139,7 +139,7 @@ def test_data_behind_the_last_tensor_is_refused(tmp_path: Path) -> None:
     assert "1 bytes behind its last tensor" in refusal(write(tmp_path / "a", {"v": entry(0, 8, [2])}, bytes(9)))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_a_changed_byte_or_cut_is_accepted_only_where_the_reference_library_accepts_it(
     tmp_path: Path, data: st.DataObject

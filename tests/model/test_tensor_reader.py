@@ -24,7 +24,7 @@ def saved(folder: Path, tensor: torch.Tensor) -> TensorRecord:
     return read_header(folder / "a.safetensors")[1]["w"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 9),
     columns=st.integers(0, 7),
