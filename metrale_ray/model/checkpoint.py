@@ -7,7 +7,7 @@ Which files count, as in transformers where that is unambiguous:
   they hold the same tensors (names, dtypes, shapes and the first bytes of each); then the single file is read.
 - A shard named in the index must be there, must hold the tensors that the index puts in it and no others. A
   `model-*-of-*.safetensors` that the index does not name is refused, and so are shards without an index.
-- Other safetensors files (`consolidated`, `model.fp16`, adapters) are not read. Weights in pickle files are never read, whatever
+- Other safetensors files (`consolidated`, `model.fp16`, adapters) are not read. Pickle files are never opened, whatever
   else is there: unpickling runs code. Code in the folder (`auto_map`) is never imported.
 
 Every fault is a CheckpointError that names the file and the tensor, the first few of many and their count. Leaves out:
