@@ -34,7 +34,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan:
-    """One span of several tokens: `places` [L], and `mask` [Q, L] to add to the scores, None where it is just causal."""
+    """One span of several tokens: `places` [L], and `mask` [Q, L] to add to the scores, None where it is causal."""
 
     rows: slice
     places: torch.Tensor

@@ -36,12 +36,12 @@ def choose_product(device: torch.device, dtype: torch.dtype) -> Product:
 class WideProduct:
     """16-bit weights times 16-bit rows by way of fp32. Keeps one tile of scratch; one thread at a time."""
 
-    def __init__(self) -> None:
-        self._tile = torch.empty(TILE_ITEMS, dtype=torch.float32)
+    def __init__(self, tile_items: int = TILE_ITEMS) -> None:
+        self._tile = torch.empty(tile_items, dtype=torch.float32)
 
     def __call__(self, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         num_inputs = weight_OI.shape[1]
-        rows_per_tile = TILE_ITEMS // num_inputs
+        rows_per_tile = self._tile.numel() // num_inputs
         if x_TI.shape[0] < MIN_WIDE_ROWS or rows_per_tile == 0:
             return functional.linear(x_TI, weight_OI, bias_O)
         wide_TI = x_TI.float()
