@@ -182,10 +182,7 @@ class Cluster:
         config = self.config
         head = self._actor(HeadActor, 0).remote(config)
         self._actors.append(head)
-        workers = [
-            self._actor(WorkerActor, rank).options(max_concurrency=1).remote(config, rank)
-            for rank in range(1, config.ep_size)
-        ]
+        workers = [self._actor(WorkerActor, rank).remote(config, rank) for rank in range(1, config.ep_size)]
         self._actors += workers
         addresses, self.front_address = self._get(head.listen.remote())
         self._runs = [head.serve.remote()]
@@ -195,14 +192,13 @@ class Cluster:
     def _actor(self, kind: type, rank: int) -> Any:
         config = self.config
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
-        options: dict[str, Any] = {} if kind is HeadActor else {"concurrency_groups": {"control": 2}}
-        return ray.remote(kind).options(
+        remote = ray.remote if kind is HeadActor else ray.remote(concurrency_groups={"control": 2})
+        return remote(kind).options(
             num_cpus=float(config.num_cpus_per_rank or 1),
             num_gpus=float(config.num_gpus_per_rank or 0),
             scheduling_strategy=strategy,
             max_restarts=0,
             max_task_retries=0,
-            **options,
         )
 
     def _get(self, refs: Any) -> Any:

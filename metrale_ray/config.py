@@ -50,7 +50,7 @@ class FaultSpec:
     It fires on `rank`, at `phase`, in the `layer`-th reduction of a step (phases before, inside and after only).
     Keyed by sequence (`first_token`: the sequence whose token at position 0 this is) it fires at each run of that
     sequence, from command number `command` on if that is given too; keyed by `command` alone (the number in the epoch)
-    it fires once. `cmd` narrows it to one command name. `kind`:
+    it fires once. `cmd` narrows it to one command name; a free counts as a run only when it is named. `kind`:
     "fail" raises, "poison" raises SlotPoisoned for the sequence's slot, "kill" ends the process, "stop" stops it
     (SIGSTOP), "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
     """

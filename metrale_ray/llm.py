@@ -12,6 +12,7 @@ EngineDead naming the rank and the reason. A failed request is an answer too (fi
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
@@ -120,12 +121,12 @@ class LLM:
         token_ids = self._token_ids(prompt)
         request_id = str(next(self._numbers))
         text = prompt if isinstance(prompt, str) else None
-        completion = Completion(self.tokenizer, params)
+        completion = Completion(self.tokenizer, params, token_ids)
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids", param="stop"
             )
-        handle = self._client.submit(token_ids, params)
+        handle = self._client.submit(token_ids, self._with_text_ends(params))
         answered = False
         try:
             while not answered:
@@ -211,6 +212,13 @@ class LLM:
                 )
             return tuple(self.tokenizer.encode(prompt))
         return tuple(prompt)
+
+    def _with_text_ends(self, params: SamplingParams) -> SamplingParams:
+        """The tokenizer's own end-of-sequence tokens end a text too: not every checkpoint's configuration has them."""
+        if self.tokenizer is None or params.ignore_eos:
+            return params
+        ends = {*params.stop_token_ids, *self.tokenizer.eos_token_ids}
+        return dataclasses.replace(params, stop_token_ids=tuple(sorted(ends)))
 
     def _chat_ids(self, messages: Messages) -> list[int]:
         if self.tokenizer is None:

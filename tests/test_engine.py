@@ -50,13 +50,22 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(model: Path) -> list[list[int]]:
     """The reference's greedy tokens, one prompt at a time."""
     judge = reference(model)
+    return [_greedy(judge, prompt) for prompt in prompts()]
+
+
+def _greedy(judge: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
     with torch.inference_mode():
-        return [
-            judge.generate(
-                torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-            )[0, len(prompt) :].tolist()
-            for prompt in prompts()
-        ]
+        whole = judge.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),  # else tokens equal to the padding's are masked
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    tokens: list[int] = whole[0, len(prompt) :].tolist()
+    return tokens
 
 
 @pytest.mark.parametrize("ep_size", [1, 2, 3, 4])
@@ -133,7 +142,7 @@ def test_an_aborted_request_gets_no_more_and_leaves_nothing(qwen: Path) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "code"),
-    [([], "invalid_request"), ([1] * 161, "context_length_exceeded"), ([1, VOCAB_SIZE], "invalid_request")],
+    [([], "empty_prompt"), ([1] * 161, "context_length_exceeded"), ([1, VOCAB_SIZE], "invalid_request")],
     ids=["empty", "too-long", "outside-the-vocabulary"],
 )
 def test_a_prompt_that_can_never_be_served_is_refused_at_once_and_others_go_on(

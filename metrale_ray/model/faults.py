@@ -67,7 +67,7 @@ class Faults:
         if not _is_due(spec, frame.envelope.seq):
             return None
         here = [span.slot for span in command_rows(frame.command)]
-        if isinstance(frame.command, FreeSlot):
+        if isinstance(frame.command, FreeSlot) and spec.cmd is not None:  # a free is no run of its sequence
             here = [frame.command.slot]
         if spec.first_token is None:
             return here

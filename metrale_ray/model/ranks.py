@@ -81,7 +81,7 @@ def introduce(setup: RankSetup) -> Hello:
     config = setup.config
     must_equal = {
         "build": BUILD,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "model": setup.checkpoint.digest,
         "architecture": setup.decoder.architecture,
         "dtype": str(setup.dtype),

@@ -7,19 +7,28 @@ reader here, and the caller then tells the head. Without a tokenizer there are t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from metrale_ray.protocol.front import Output
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.outputs import CompletionOutput
 from metrale_ray.serve.text import IncrementalDetokenizer, StopStrings, Tokenizer
 
+# Tokens of the prompt that the text's beginning may depend on; a character takes at most a few.
+CONTEXT_TOKENS = 8
+
 
 class Completion:
     """One answer as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         self.stopped_by_string = False
+        self._params = params
         self._output = CompletionOutput()
-        self._detokenizer = IncrementalDetokenizer(tokenizer) if tokenizer is not None else None
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None:
+            # Some tokenizers write a word's leading space only where something comes before it.
+            self._detokenizer = IncrementalDetokenizer(tokenizer, context=prompt_token_ids[-CONTEXT_TOKENS:])
         self._stops = StopStrings(params.stop)
 
     def push(self, output: Output) -> CompletionOutput:
@@ -30,7 +39,8 @@ class Completion:
         answer.text += answer.delta
         if not self.stopped_by_string and output.finish_reason is not None:
             answer.finish_reason = output.finish_reason
-            answer.stop_reason = output.stop_token_id
+            if output.stop_token_id in self._params.stop_token_ids:  # the model's own end is no reason to name
+                answer.stop_reason = output.stop_token_id
         if output.error is not None:
             answer.error_code, answer.error = output.error
         return answer
