@@ -11,6 +11,7 @@ What is left out: authentication and encryption. Whoever can reach the port can 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -32,6 +33,10 @@ HANDSHAKE_TIMEOUT_MS = 3000
 
 CONNECT_TIMEOUT_MS = 10_000
 """How long the network may take to make a connection, where nobody answers at all."""
+
+NO_RECONNECT_MS = 3_600_000
+"""No reconnection: the socket is closed as soon as its connection has ended, long before this. The option's own
+"never", and IMMEDIATE too, would throw away what the peer sent last and is still unread."""
 
 SEND_TIMEOUT_S = 5.0
 """How long a send may wait for room or for the peer to come; a peer that takes this long is lost."""
@@ -74,7 +79,8 @@ class ZmqTransport:
         self._inbox: deque[bytes] = deque()  # what was left to read when the peer had gone
         self._poller = zmq.Poller()
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._closed = False
+        # Also when nobody calls close(): a context that is collected before its sockets would wait for them for good.
+        self._end = weakref.finalize(self, _close_all, self._context, self._socket, self._monitor)
         self._address = ""
 
     @classmethod
@@ -83,6 +89,7 @@ class ZmqTransport:
         if host in WILDCARDS:
             raise StartError(f"the address to listen on is {host!r}; give one address that the other nodes can reach")
         transport = cls(peer, listens=True)
+        transport._socket.set(zmq.IPV6, ":" in host)
         try:
             transport._socket.bind(f"tcp://{_bracketed(host)}:*")
         except zmq.ZMQError as error:
@@ -96,6 +103,7 @@ class ZmqTransport:
         """Connect to `peer`, which listens on `address` (tcp://host:port). Gives the transport at once; a connection
         that fails shows as LinkLost. Raises StartError for an address that is none."""
         transport = cls(peer, listens=False)
+        transport._socket.set(zmq.IPV6, "[" in address)
         try:
             transport._socket.connect(address)
         except zmq.ZMQError as error:
@@ -140,7 +148,7 @@ class ZmqTransport:
 
     def lost(self) -> str | None:
         """See Transport. Some microseconds."""
-        if self._closed:
+        if not self._end.alive:
             return f"the connection to {self._peer} was closed on this side"
         if self._watch.reason is None and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             self._read_monitor()
@@ -148,20 +156,17 @@ class ZmqTransport:
 
     def close(self) -> None:
         """See Transport. Waits at most LINGER_MS until what was sent has left."""
-        if self._closed:
-            return
-        self._closed = True
         self._inbox.clear()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=LINGER_MS)
-        self._context.term()
+        self._end()
 
     def _take(self) -> bytes | None:
         if self._inbox:
             return self._inbox.popleft()
-        if self._closed or self._watch.reason is not None:
+        if not self._end.alive or self._watch.reason is not None:
             return None
+        return self._receive_now()
+
+    def _receive_now(self) -> bytes | None:
         try:
             data: bytes = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -188,12 +193,10 @@ class ZmqTransport:
         self._keep_the_rest()
 
     def _keep_the_rest(self) -> None:
-        """Read what the peer sent before it went. From now on nobody else can speak in its place."""
-        while True:
-            try:
-                self._inbox.append(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
+        """Read what the peer sent before it went, and close the socket, so that nobody can speak in its place."""
+        while (data := self._receive_now()) is not None:
+            self._inbox.append(data)
+        _close_sockets(self._socket, self._monitor, linger_ms=0)
 
 
 class ConnectionWatch:
@@ -237,8 +240,7 @@ class ConnectionWatch:
 
 def _configure(socket: zmq.Socket[Any]) -> None:
     socket.set(zmq.LINGER, LINGER_MS)
-    socket.set(zmq.RECONNECT_IVL, -1)  # a connection that has ended stays ended
-    socket.set(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
+    socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
     socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.set(zmq.SNDHWM, HIGH_WATER_FRAMES)
     socket.set(zmq.RCVHWM, HIGH_WATER_FRAMES)
@@ -247,7 +249,18 @@ def _configure(socket: zmq.Socket[Any]) -> None:
     socket.set(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
     socket.set(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
-    socket.set(zmq.IPV6, 1)
+
+
+def _close_all(context: zmq.Context[Any], socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    _close_sockets(socket, monitor, linger_ms=LINGER_MS)
+    context.term()
+
+
+def _close_sockets(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, linger_ms: int) -> None:
+    if not socket.closed:
+        socket.disable_monitor()  # first: a socket whose monitor is read by nobody stops for good
+        monitor.close(linger=0)
+        socket.close(linger=linger_ms)
 
 
 def _bracketed(host: str) -> str:
