@@ -150,7 +150,7 @@ class Cluster:
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        address = self.config.address or os.environ.get("RAY_ADDRESS") or "local"
+        address = self.config.address or "local"
         try:
             ray.init(
                 address=address,

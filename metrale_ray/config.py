@@ -40,6 +40,7 @@ SIZE_UNITS = dict(
         strict=True,
     )
 )
+RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
 KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL")
 
 
@@ -121,10 +122,13 @@ class EngineConfig:
         return self.protocol_version
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> EngineConfig:
-        """This configuration with the protocol version settled from the environment, and v1's limit applied."""
+        """This configuration with what the environment may say settled: protocol version, Ray's address; v1's limit."""
         variables = os.environ if environment is None else environment
         version = resolve_version(self.ep_protocol, variables.get(ENV_VAR))
-        changes: dict[str, Any] = {"ep_protocol": version.label}
+        changes: dict[str, Any] = {
+            "ep_protocol": version.label,
+            "address": self.address or variables.get(RAY_ADDRESS) or None,
+        }
         if version is ProtocolVersion.V1 and self.max_batch_size != 1:
             log.warning("protocol v1 has one slot: max_batch_size %d becomes 1", self.max_batch_size)
             changes["max_batch_size"] = 1

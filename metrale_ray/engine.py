@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from metrale_ray.errors import EpCommandFailed, LinkLost, RequestError, StartError
+from metrale_ray.errors import EpCommandFailed, LinkLost, RequestError, SlotPoisoned, StartError
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
 from metrale_ray.protocol.commands import (
@@ -252,9 +252,6 @@ class Engine:
         if verdict.ok:
             return
         self.scheduler.step_failed(plan)
-        if verdict.kind is Kind.POISONED and verdict.slots:
-            self._requeue_or_fail(plan.rows, verdict)
-            return
         self._search = BlameSearch(plan.rows, MAX_BLAME_STEPS)
         self._search.failed(verdict.rank or 0, verdict.slots)
         self._conclude(self._search)
@@ -330,34 +327,27 @@ class Engine:
             raise LinkLost(f"every row fails on rank {verdict.rank_at_fault}: {last.message}", rank=last.rank)
         if verdict.nobody:
             self._count_unexplained()
-        failed = [
-            self._fail(request_id, _client_code(failures[request_id]), failures[request_id].message)
-            for request_id in verdict.guilty
-            if request_id in self._live
-        ]
-        if failed:
-            self._deliver(failed)
+        failed = [self._punish(request_id, failures[request_id]) for request_id in verdict.guilty]
+        answers = [delivery for delivery in failed if delivery is not None]
+        if answers:
+            self._deliver(answers)
+
+    def _punish(self, request_id: RequestId, failure: Verdict) -> Delivery | None:
+        """Fail a request; one whose slot was poisoned is first freed on every rank and prefilled anew, once."""
+        live = self._live.get(request_id)
+        if live is None:
+            return None  # its client has gone meanwhile
+        if failure.kind is Kind.POISONED and not live.was_poisoned:
+            live.was_poisoned = True
+            self.scheduler.requeue(request_id)
+            return None
+        return self._fail(request_id, _client_code(failure), failure.message)
 
     def _count_unexplained(self) -> None:
         self._unexplained += 1
         if self._unexplained >= UNEXPLAINED_FAILURES:
             self._unexplained = 0
             self.scheduler.halve_row_limit()
-
-    def _requeue_or_fail(self, rows: Sequence[PlanRow], verdict: Verdict) -> None:
-        """A poisoned slot is freed on every rank; its sequence is prefilled anew once, and then failed."""
-        failed = []
-        for row in rows:
-            live = self._live.get(row.request_id)
-            if live is None or row.span.slot not in (verdict.slots or ()):
-                continue
-            if live.was_poisoned:
-                failed.append(self._fail(row.request_id, "slot_poisoned", verdict.message))
-            else:
-                live.was_poisoned = True
-                self.scheduler.requeue(row.request_id)
-        if failed:
-            self._deliver(failed)
 
 
 def check_links(links: Sequence[HeadLink]) -> None:
@@ -391,7 +381,13 @@ def _last_logits(rows: Sequence[PlanRow]) -> list[tuple[int, PlanRow]]:
 
 def _client_code(verdict: Verdict) -> str:
     """What the client is told: that its command was refused, or that it failed."""
-    return verdict.code if verdict.kind is Kind.REJECTED else EpCommandFailed.code
+    match verdict.kind:
+        case Kind.REJECTED:
+            return verdict.code
+        case Kind.POISONED:
+            return SlotPoisoned.code
+        case _:
+            return EpCommandFailed.code
 
 
 def _progress_of(

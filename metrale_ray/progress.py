@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What a person sees while something takes longer than a moment: bars on a terminal, log lines elsewhere."""
+"""What a person sees while something takes longer than a moment: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from metrale_ray.head import HeadState
-
-log = logging.getLogger(__name__)
 
 # Where there is no terminal, one line in this time is enough to see that it goes on.
 LOG_EVERY_S = 5.0
@@ -61,7 +58,7 @@ class LoadProgress:
         if not sys.stderr.isatty() and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LOG_EVERY_S
             parts = [f"rank {r}: {p.done_bytes >> 20}/{p.total_bytes >> 20} MiB" for r, p in state.progress.items()]
-            log.warning("%s %s", state.phase, ", ".join(parts))
+            _say(f"{state.phase}: " + ", ".join(parts))
 
 
 @contextmanager
@@ -81,9 +78,13 @@ def counted(total: int, unit: str, *, shown: bool) -> Iterator[Callable[[], None
             bar.advance(task)
             if visible and not sys.stderr.isatty() and time.monotonic() >= next_line:
                 next_line = time.monotonic() + LOG_EVERY_S
-                log.warning("%d of %d %s", done, total, unit)
+                _say(f"{done} of {total} {unit}")
 
         yield advance
+
+
+def _say(line: str) -> None:
+    _console().print(line, highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:

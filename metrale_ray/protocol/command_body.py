@@ -95,7 +95,7 @@ def _write_decode(row: Span, version: ProtocolVersion, values: dict[str, Any]) -
     values["start"] = check_u32("start", row.start)
     values["token"] = check_u32("token", row.token_ids[0])
     values["blocks"] = pack_u32s("blocks", row.new_blocks, MAX_BLOCKS)
-    values["logits"] = _checked_logits((row.logits,))[0]
+    values["logits"] = int(_checked_logits((row.logits,))[0])
 
 
 def _write_prefill(row: Span, version: ProtocolVersion, values: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ def _write_prefill(row: Span, version: ProtocolVersion, values: dict[str, Any]) 
     values["start"] = check_u32("start", row.start)
     values["tokens"] = pack_u32s("tokens", row.token_ids, MAX_TOKENS)
     values["blocks"] = pack_u32s("blocks", row.new_blocks, MAX_BLOCKS)
-    values["logits"] = _checked_logits((row.logits,))[0]
+    values["logits"] = int(_checked_logits((row.logits,))[0])
 
 
 def _write_rows(rows: Sequence[Span], values: dict[str, Any], *, one_token_each: bool) -> None:
@@ -129,10 +129,10 @@ def _write_rows(rows: Sequence[Span], values: dict[str, Any], *, one_token_each:
     values["logits"] = struct.pack(f"<{len(rows)}I", *_checked_logits([row.logits for row in rows]))
 
 
-def _checked_logits(kinds: Sequence[int]) -> list[int]:
+def _checked_logits(kinds: Sequence[int]) -> Sequence[int]:
     if not set(map(type, kinds)) <= _LOGITS_TYPES or not (min(kinds) >= 0 and max(kinds) < len(_LOGITS)):
         raise FrameError(f"logits must be one of {', '.join(kind.name for kind in _LOGITS)}")
-    return list(map(int, kinds))
+    return kinds
 
 
 def _one_token(row: Span) -> str:

@@ -4,8 +4,8 @@
 Rules. `chosen` holds global numbers; only experts in `mine` are computed, absent ones cost nothing and add zero. A
 token's sum is over its choices in order, whatever else is in the step.
 
-Shapes: T tokens, H hidden, K experts per token, I intermediate, L local experts, S local (token, expert) pairs sorted
-by expert.
+Shapes: T tokens, H hidden, K experts per token, I intermediate, L local experts, P = T·K (token, expert) pairs,
+S the local ones of them, sorted by expert.
 """
 
 from __future__ import annotations
@@ -57,27 +57,25 @@ class LocalExperts:
         self, out_TH: torch.Tensor, x_TH: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> None:
         """Write this rank's share of every token into the zeroed `out_TH`."""
-        pairs_S, counts = self._local_pairs(chosen_TK)
+        num_choices = chosen_TK.shape[1]
+        pairs_S, counts = self._local_pairs(chosen_TK.reshape(-1))
         if not counts:
             return
-        num_choices = chosen_TK.shape[1]
-        y_SH = self._compute(x_TH.index_select(0, pairs_S // num_choices), counts)
-        weighted_SH = y_SH * weights_TK.reshape(-1).index_select(0, pairs_S)[:, None]
+        y_SH = self._compute(x_TH.index_select(0, pairs_S // num_choices), counts).float()
+        y_SH.mul_(weights_TK.reshape(-1).index_select(0, pairs_S)[:, None])
         # Back in the order of the choices, so that the sum does not depend on how the pairs were sorted.
-        by_choice = torch.zeros(chosen_TK.numel(), x_TH.shape[1], device=x_TH.device, dtype=torch.float32)
-        by_choice.index_copy_(0, pairs_S, weighted_SH)
+        make = torch.empty if pairs_S.numel() == chosen_TK.numel() else torch.zeros
+        by_choice = make(chosen_TK.numel(), x_TH.shape[1], device=x_TH.device, dtype=torch.float32)
+        by_choice.index_copy_(0, pairs_S, y_SH)
         out_TH.copy_(by_choice.view(*chosen_TK.shape, -1).sum(dim=1))
 
-    def _local_pairs(self, chosen_TK: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    def _local_pairs(self, experts_P: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """The pairs of local experts, sorted by expert, and (local expert, number of its pairs) where there are any."""
-        experts = chosen_TK.reshape(-1)
-        sorted_experts, order = torch.sort(experts, stable=True)
-        counts: dict[int, int] = {}
-        for expert in sorted_experts.tolist():
-            counts[expert] = counts.get(expert, 0) + 1
-        before = sum(n for expert, n in counts.items() if expert < self._mine.start)
-        local = [(expert - self._mine.start, n) for expert, n in counts.items() if expert in self._mine]
-        return order[before : before + sum(n for _, n in local)], local
+        order_P = torch.argsort(experts_P, stable=True)
+        counts = torch.bincount(experts_P, minlength=self._mine.stop).tolist()
+        first = sum(counts[: self._mine.start])
+        local = [(number, n) for number, n in enumerate(counts[self._mine.start : self._mine.stop]) if n]
+        return order_P[first : first + sum(n for _, n in local)], local
 
     def _compute(self, x_SH: torch.Tensor, counts: list[tuple[int, int]]) -> torch.Tensor:
         sizes = [n for _, n in counts]

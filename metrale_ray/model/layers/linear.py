@@ -20,7 +20,7 @@ from torch.nn import functional
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 # Below this many rows reading the weights once as they are is cheaper than widening them.
-MIN_WIDE_ROWS = 6
+MIN_WIDE_ROWS = 4
 # 4 MB of fp32: the widened tile is multiplied while it is still in the cache.
 TILE_ITEMS = 2**20
 # torch's vector level on CPUs that have no 16-bit arithmetic.
