@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Products with weight matrices.
 
-A CPU without 16-bit arithmetic multiplies bfloat16 and float16 row by row, many times slower than fp32. There
-`WideProduct` widens the weights to fp32, tile by tile, as soon as there are enough rows to pay for it, and rounds once
-at the end. The plain form is `functional.linear`; which one is used follows from the device, the dtype and the number
-of rows, so all ranks of one kind choose alike.
+The plain form is `functional.linear`. On a CPU a single row is a matrix-vector product, which torch runs faster. A CPU
+without 16-bit arithmetic multiplies bfloat16 and float16 row by row, many times slower than fp32: there `WideProduct`
+widens the weights to fp32, tile by tile, as soon as there are enough rows to pay for it, and rounds once at the end.
+Which one is used follows from the device, the dtype and the number of rows, so all ranks of one kind choose alike.
 
 Shapes: T rows, I inputs, O outputs.
 """
@@ -29,8 +29,20 @@ NARROW_CAPABILITIES = ("DEFAULT", "AVX2")
 
 def choose_product(device: torch.device, dtype: torch.dtype) -> Product:
     """The fastest product for weights of `dtype` on `device`."""
-    lacks_16_bit = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in NARROW_CAPABILITIES
-    return WideProduct() if lacks_16_bit and dtype in (torch.bfloat16, torch.float16) else functional.linear
+    if device.type != "cpu":
+        return functional.linear
+    if dtype == torch.float32:
+        return cpu_product
+    return WideProduct() if torch.backends.cpu.get_cpu_capability() in NARROW_CAPABILITIES else functional.linear
+
+
+def cpu_product(x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """One row as a matrix-vector product, more rows as they are."""
+    if x_TI.shape[0] != 1:
+        return functional.linear(x_TI, weight_OI, bias_O)
+    x_I = x_TI[0]
+    out_O = torch.mv(weight_OI, x_I) if bias_O is None else torch.addmv(bias_O, weight_OI, x_I)
+    return out_O[None]
 
 
 class WideProduct:
@@ -43,7 +55,7 @@ class WideProduct:
         num_inputs = weight_OI.shape[1]
         rows_per_tile = self._tile.numel() // num_inputs
         if x_TI.shape[0] < MIN_WIDE_ROWS or rows_per_tile == 0:
-            return functional.linear(x_TI, weight_OI, bias_O)
+            return cpu_product(x_TI, weight_OI, bias_O)
         wide_TI = x_TI.float()
         out_TO = torch.empty(x_TI.shape[0], weight_OI.shape[0], dtype=x_TI.dtype)
         for start in range(0, weight_OI.shape[0], rows_per_tile):

@@ -13,7 +13,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbed
 
 from metrale_ray.model.families.config_reader import ConfigReader
 from metrale_ray.model.families.rope_reader import read_rope
-from metrale_ray.model.layers.linear import MIN_WIDE_ROWS, WideProduct, choose_product
+from metrale_ray.model.layers.linear import MIN_WIDE_ROWS, WideProduct, choose_product, cpu_product
 from metrale_ray.model.layers.norm import rms_norm
 from metrale_ray.model.layers.rotary import Rotary, rotate
 
@@ -83,8 +83,16 @@ def test_the_wide_product_is_the_exact_one_rounded_once(
         assert torch.allclose(got.double(), want, rtol=0.02, atol=0.02)
 
 
-def test_fp32_and_other_devices_use_the_plain_product() -> None:
-    assert choose_product(torch.device("cpu"), torch.float32) is functional.linear
+@pytest.mark.parametrize("num_rows", [0, 1, 2])
+def test_one_row_is_multiplied_as_several_are(num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((num_rows, 9), (5, 9), (5,)))
+    for given in (None, bias):
+        assert torch.allclose(cpu_product(x, weight, given), functional.linear(x, weight, given), atol=1e-6)
+
+
+def test_other_devices_use_the_plain_product() -> None:
+    assert choose_product(torch.device("cpu"), torch.float32) is cpu_product
     assert choose_product(torch.device("cuda"), torch.bfloat16) is functional.linear
 
 
