@@ -237,8 +237,11 @@ class Cluster:
         if not self._runs or not self._actors:
             return
         try:
+            ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
             self._actors[0].stop.remote()
-            ray.wait(self._runs, num_returns=len(self._runs), timeout=STOP_TIMEOUT_S)
+            # Once one rank has ended the others leave at once, or not at all.
+            timeout_s = REASON_WAIT_S if ended else STOP_TIMEOUT_S
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=timeout_s)
         except ray.exceptions.RayError as error:
             log.warning("the head did not stop by itself: %s", _first_line(error))
 
@@ -296,7 +299,8 @@ def _worst(reasons: Sequence[tuple[int, MetraleError | None]]) -> EngineDead:
         return EngineDead(f"{own.message}{detail}", rank=own.rank)
     if others and own is None:
         rank, why = others[0]
-        return EngineDead(f"rank {rank}: {why.message if why else 'ended'}", rank=rank)
+        at_fault = getattr(why, "rank", None)  # a worker that lost the head says so
+        return EngineDead(f"rank {rank}: {why.message}", rank=rank if at_fault is None else at_fault)
     if own is not None:
         return EngineDead(f"rank 0: {own.message}", rank=0)
     rank = reasons[0][0]

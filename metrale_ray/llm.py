@@ -107,7 +107,8 @@ class LLM:
                 except StopAsyncIteration:
                     return
         finally:
-            self._wait(_close(items))
+            if not self._closed:
+                self._wait(_close(items))
 
     def stream_chat(self, messages: Messages, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Like `stream`, for one conversation."""

@@ -55,7 +55,7 @@ class LoadProgress:
                 completed=progress.done_bytes,
                 total=progress.total_bytes,
             )
-        if not sys.stderr.isatty() and time.monotonic() >= self._next_line:
+        if state.progress and not sys.stderr.isatty() and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LOG_EVERY_S
             parts = [f"rank {r}: {p.done_bytes >> 20}/{p.total_bytes >> 20} MiB" for r, p in state.progress.items()]
             _say(f"{state.phase}: " + ", ".join(parts))
