@@ -92,6 +92,7 @@ class Cluster:
         self.front_address = ""
         self.ranks: list[dict[str, Any]] = []
         self._owns_ray = False
+        self._is_local = False
         self._group: PlacementGroup | None = None
         self._actors: list[Any] = []
         self._runs: list[Any] = []  # the reference of each rank's run, in rank order
@@ -151,6 +152,7 @@ class Cluster:
         if ray.is_initialized():
             return
         address = self.config.address or "local"
+        self._is_local = address == "local"
         try:
             ray.init(
                 address=address,
@@ -171,11 +173,12 @@ class Cluster:
         self._group = group
         deadline = time.monotonic() + config.placement_timeout_s
         while True:
-            state = placement_group_table(group).get("state")
-            if state == "CREATED":
+            if placement_group_table(group).get("state") == "CREATED":
                 return group
-            if state == "INFEASIBLE" or time.monotonic() >= deadline:
-                raise PlacementError(_unplaceable(config, bundle, state))
+            # A Ray of our own never grows; another one may be getting a node just now.
+            hopeless = self._owns_ray and self._is_local and bool(_lacking(config, bundle))
+            if hopeless or time.monotonic() >= deadline:
+                raise PlacementError(_unplaceable(config, bundle, hopeless))
             time.sleep(POLL_S)
 
     def _start_actors(self) -> None:
@@ -262,28 +265,35 @@ def _with_resources(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _unplaceable(config: EngineConfig, bundle: dict[str, float], state: Any) -> str:
-    """What was asked for, what the nodes offer, and what is missing."""
-    asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    offers = "; ".join(
-        f"{node['NodeManagerAddress']}: " + ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in bundle)
-        for node in nodes
-    )
-    free = ray.available_resources()
+def _lacking(config: EngineConfig, bundle: dict[str, float]) -> list[str]:
+    """What all nodes together have too little of."""
     missing = []
     for name, amount in bundle.items():
-        total = sum(node["Resources"].get(name, 0.0) for node in nodes)
-        wanted = amount * config.ep_size
-        if wanted > total:
-            missing.append(f"{wanted - total:g} {name}")
-        elif wanted > free.get(name, 0.0):
-            missing.append(f"{wanted - free.get(name, 0.0):g} {name} that others use now")
-    lacking = ", ".join(missing) or f"nodes that fit the placement {config.placement}"
-    why = "cannot be placed" if state == "INFEASIBLE" else f"were not placed within {config.placement_timeout_s:g} s"
+        total = sum(node["Resources"].get(name, 0.0) for node in ray.nodes() if node["Alive"])
+        if amount * config.ep_size > total:
+            missing.append(f"{amount * config.ep_size - total:g} {name}")
+    return missing
+
+
+def _unplaceable(config: EngineConfig, bundle: dict[str, float], hopeless: bool) -> str:
+    """What was asked for, what the nodes offer, and what is missing."""
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    offers = "; ".join(
+        f"{node['NodeManagerAddress']}: " + ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in bundle)
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+    free = ray.available_resources()
+    busy = [
+        f"{amount * config.ep_size - free.get(name, 0.0):g} {name} that others use now"
+        for name, amount in bundle.items()
+        if amount * config.ep_size > free.get(name, 0.0)
+    ]
+    missing = ", ".join(_lacking(config, bundle) or busy) or f"nodes that fit the placement {config.placement}"
+    why = "cannot be placed" if hopeless else f"were not placed within {config.placement_timeout_s:g} s"
     return (
         f"{config.ep_size} ranks with {asked} each ({config.placement}) {why}. The nodes offer {offers}. "
-        f"Missing: {lacking}. Use fewer ranks (--ep-size), fewer cores for each (--num-cpus-per-rank, below 1 shares "
+        f"Missing: {missing}. Use fewer ranks (--ep-size), fewer cores for each (--num-cpus-per-rank, below 1 shares "
         "a core), another placement (--placement), or more nodes."
     )
 

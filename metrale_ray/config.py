@@ -101,7 +101,7 @@ class EngineConfig:
     num_gpus_per_rank: float | None = None
     log_level: str = "warning"
     start_timeout_s: float = 600.0
-    placement_timeout_s: float = 30.0
+    placement_timeout_s: float = 25.0
     step_timeout_s: float = 60.0
     idle_ping_s: float = 2.0
     faults: tuple[FaultSpec, ...] = ()

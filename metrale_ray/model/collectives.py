@@ -15,9 +15,9 @@ Shapes: T tokens of the step, H hidden size.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import socket
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -204,14 +204,17 @@ class TorchDistributed(Collectives):
         super().__init__(rank, world, max_tokens, hidden_size, dtype, device)
         self._timeout_s = timeout_s
         self._check_peers = check_peers
+        self._is_broken = False  # a reduction was given up
         self._group: Any = _make_group(store, rank, world, device, host, timeout_s)
 
     def _sum(self, flat: torch.Tensor) -> None:
         if self._group is None:
             raise LinkLost("the group of ranks was closed", rank=self.rank)
+        self._is_broken = True
         try:
             work = self._group.allreduce([flat])
             self._wait(work)
+            self._is_broken = False
         except RuntimeError as error:  # torch reports a closed connection and its own timeout this way
             self._name_lost_peer()
             raise LinkLost(f"a reduction between the ranks failed: {error}") from error
@@ -232,10 +235,14 @@ class TorchDistributed(Collectives):
                 raise LinkLost(f"a reduction between the ranks did not complete within {self._timeout_s:g} s")
 
     def close(self) -> None:
+        """Leave the group. One that still waits for a peer is kept for good.
+
+        Destroying it would wait for gloo's own timeout, holding the interpreter's lock, so the whole process would
+        stand still. It happens once per lost peer, and the process usually ends next.
+        """
         group, self._group = self._group, None
-        if group is not None:
-            # Destroying a gloo group that waits for a stopped peer blocks until its own timeout; a side thread waits.
-            threading.Thread(target=_drop, args=([group],), name="drop-group", daemon=True).start()
+        if group is not None and self._is_broken:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _wait_slice(work: Any) -> bool:
@@ -286,7 +293,3 @@ def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeo
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._threads = 1  # one reduction is in flight at a time
     return dist.ProcessGroupGloo(store, rank, world, options)
-
-
-def _drop(groups: list[Any]) -> None:
-    groups.clear()
