@@ -25,6 +25,7 @@ from metrale_ray.errors import FrameError, ProtocolError
 from metrale_ray.protocol.front.frames import decode_from_head, encode
 from metrale_ray.protocol.front.messages import Beat, Bye, FromHead, Open
 from metrale_ray.protocol.limits import MAX_FRAME_BYTES
+from metrale_ray.protocol.zmq_transport import NO_RECONNECT_MS
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class FrontConnection:
 
 def _make_socket(context: Any, beat_s: float, silence_s: float) -> Any:
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, 1024)
     socket.setsockopt(zmq.RCVHWM, 1024)
