@@ -93,7 +93,7 @@ ENGINE_FLAGS = (
     Flag(("--seed",), "seed of the requests that have none", int),
     Flag(("--address",), "address of a running Ray; none starts one here"),
     Flag(("--placement",), "how Ray places the ranks on nodes", metavar="|".join(PLACEMENTS)),
-    Flag(("--num-cpus-per-rank",), "cores of one rank", int),
+    Flag(("--num-cpus-per-rank",), "cores of one rank; below 1 shares a core", float),
     Flag(("--num-gpus-per-rank",), "GPUs of one rank, or a share of one", float),
     Flag(("--start-timeout-s",), "seconds until a start that is not done has failed", float),
     Flag(("--placement-timeout-s",), "seconds to wait for the cluster to have room", float),

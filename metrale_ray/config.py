@@ -114,6 +114,11 @@ class EngineConfig:
         """The protocol version of `ep_protocol`; v2 where nothing was resolved."""
         return resolve_version(self.ep_protocol, None)
 
+    @property
+    def threads_per_rank(self) -> int:
+        """Threads that a CPU rank computes with: its whole cores, at least one; equal on all ranks."""
+        return max(1, int(self.num_cpus_per_rank or 1))
+
     def worker_version(self, environment: Mapping[str, str] | None = None) -> ProtocolVersion:
         """A worker's version: the head's resolved choice, or, for a worker made by hand, the environment's, else v1."""
         variables = os.environ if environment is None else environment
@@ -233,7 +238,7 @@ def _nearest(name: str, known: list[str]) -> str:
 def _check(config: EngineConfig) -> None:
     for name in ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len"):
         _at_least(name, getattr(config, name), 1)
-    for name in ("max_model_len", "kv_cache_memory", "num_cpus_per_rank"):
+    for name in ("max_model_len", "kv_cache_memory"):
         if getattr(config, name) is not None:
             _at_least(name, getattr(config, name), 1)
     for name in ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s"):
@@ -268,6 +273,11 @@ def _check_texts(config: EngineConfig) -> None:
 def _check_shares(config: EngineConfig) -> None:
     if not _is_number(config.watermark) or not 0 <= config.watermark < 1:
         raise ConfigError(f"watermark is {config.watermark!r}; it must be a share of the blocks, from 0 to below 1")
+    cores = config.num_cpus_per_rank
+    if cores is not None and (not _is_number(cores) or cores <= 0):
+        raise ConfigError(
+            f"num_cpus_per_rank is {cores!r}; it must be a number above 0; 0.5 shares a core of two ranks"
+        )
     gpus = config.num_gpus_per_rank
     if gpus is not None and (not _is_number(gpus) or gpus < 0):
         raise ConfigError(f"num_gpus_per_rank is {gpus!r}; it must be a number from 0, such as 1 or 0.5")

@@ -190,7 +190,7 @@ class Head:
             self._end(engine, failure, collectives)
 
     def _start(self, setup: RankSetup) -> tuple[Engine, Collectives]:
-        use_threads(max(1, int(self._config.num_cpus_per_rank or 1)))
+        use_threads(self._config.threads_per_rank)
         num_blocks = shake_hands(setup, self._links, FIRST_EPOCH)
         collectives = self._make_collectives(setup)
         self._state = HeadState("loading", {})

@@ -47,7 +47,7 @@ class Worker:
 
     def run(self, head: HeadAddress) -> None:
         """Serve over sockets until shutdown. Raises what makes this rank leave, naming the rank."""
-        use_threads(max(1, int(self._config.num_cpus_per_rank or 1)))
+        use_threads(self._config.threads_per_rank)
         transport = ZmqTransport.connect(head.link, "the head")
         self.serve(transport, lambda setup, link: self._join_group(setup, link, head))
 

@@ -30,7 +30,7 @@ from metrale_ray.errors import ConfigError
 from metrale_ray.protocol.versions import ProtocolVersion
 
 COUNTS = ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len")
-OPTIONAL_COUNTS = ("max_model_len", "kv_cache_memory", "num_cpus_per_rank")
+OPTIONAL_COUNTS = ("max_model_len", "kv_cache_memory")
 SECONDS = ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s")
 CHOICES = {"dtype": DTYPES, "placement": PLACEMENTS, "log_level": LOG_LEVELS}
 
