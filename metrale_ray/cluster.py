@@ -93,6 +93,7 @@ class Cluster:
         self.ranks: list[dict[str, Any]] = []
         self._owns_ray = False
         self._is_local = False
+        self._is_stopped = False
         self._group: PlacementGroup | None = None
         self._actors: list[Any] = []
         self._runs: list[Any] = []  # the reference of each rank's run, in rank order
@@ -122,22 +123,38 @@ class Cluster:
 
     def wait_ended(self, timeout_s: float) -> EngineDead | None:
         """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
-        ended, _ = ray.wait(self._runs, num_returns=1, timeout=timeout_s)
+        runs = list(self._runs)  # `close` may empty it meanwhile
+        ended, _ = ray.wait(runs, num_returns=1, timeout=timeout_s) if runs else ([], [])
         return self.failure() if ended else None
 
     def failure(self) -> EngineDead | None:
         """Why the engine has ended, from the rank that knows best; None while every rank runs."""
-        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=REASON_WAIT_S)
-        reasons = [(rank, _reason(ref)) for rank, ref in enumerate(self._runs) if ref in ended]
+        runs = list(self._runs)
+        ended, _ = ray.wait(runs, num_returns=len(runs), timeout=REASON_WAIT_S) if runs else ([], [])
+        reasons = [(rank, _reason(ref)) for rank, ref in enumerate(runs) if ref in ended]
         if not reasons:
             return None
         return _worst(reasons)
+
+    def stop(self) -> None:
+        """Ask the head to end by itself, so that workers leave in order, and wait a little for all ranks to end."""
+        if not self._runs or self._is_stopped:
+            return
+        self._is_stopped = True
+        try:
+            ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
+            self._actors[0].stop.remote()
+            # Once one rank has ended the others leave at once, or not at all.
+            timeout_s = REASON_WAIT_S if ended else STOP_TIMEOUT_S
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            log.warning("the head did not stop by itself: %s", _first_line(error))
 
     def close(self) -> None:
         """End every actor, give the resources back, and end Ray if it was started here. May be called twice."""
         if not ray.is_initialized():
             return
-        self._stop_head()
+        self.stop()
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         self._actors, self._runs = [], []
@@ -228,25 +245,12 @@ class Cluster:
     def _start_failure(self) -> MetraleError:
         """The error of the rank that knows best: a reason of its own comes before a lost link."""
         ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=REASON_WAIT_S)
-        errors = [_own_error_of(ref) for ref in self._runs if ref in ended]
-        starts = [error for error in errors if isinstance(error, StartError | ConfigError)]
-        if starts:
-            return starts[0]
+        for rank, ref in enumerate(self._runs):
+            error = _own_error_of(ref) if ref in ended else None
+            if isinstance(error, StartError | ConfigError):
+                return error if rank == 0 else type(error)(f"rank {rank}: {error.message}")
         dead = self.failure()
         return StartError(dead.message if dead else "the engine ended during its start")
-
-    def _stop_head(self) -> None:
-        """Ask the head to end by itself, so that workers leave in order; one that does not is killed next."""
-        if not self._runs or not self._actors:
-            return
-        try:
-            ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
-            self._actors[0].stop.remote()
-            # Once one rank has ended the others leave at once, or not at all.
-            timeout_s = REASON_WAIT_S if ended else STOP_TIMEOUT_S
-            ray.wait(self._runs, num_returns=len(self._runs), timeout=timeout_s)
-        except ray.exceptions.RayError as error:
-            log.warning("the head did not stop by itself: %s", _first_line(error))
 
 
 def _with_resources(config: EngineConfig) -> EngineConfig:

@@ -144,6 +144,10 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Gauges, counters, and the ranks with their process ids and nodes. Raises EngineDead."""
+        if self._closed:
+            raise EngineDead("this LLM was closed")
+        if self._client.death is not None:
+            raise self._client.death
         return self._cluster.stats()
 
     def close(self) -> None:
@@ -152,11 +156,12 @@ class LLM:
             return
         self._closed = True
         self._client.close()
-        self._cluster.close()
+        self._cluster.stop()  # the ranks end, and with them the watch
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join()
         self._loop.close()
+        self._cluster.close()
 
     def _watch(self) -> None:
         while not self._closed:

@@ -56,6 +56,7 @@ def bad_values() -> list[tuple[str, Any, str]]:
     rows += [("ep_protocol", v, "'v1' and 'v2'") for v in ("", "v3", "V1", "1", 1)]
     rows += [("device", v, "auto, cpu, cuda and cuda:N") for v in ("", "gpu", "cuda:", "cuda:x", 0, None)]
     rows += [("watermark", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, True, "0.1", None, math.nan)]
+    rows += [("num_cpus_per_rank", v, "a number above 0") for v in (0, -1, True, "1", math.inf)]
     rows += [("num_gpus_per_rank", v, "a number from 0") for v in (-1, -0.5, True, "1", math.nan)]
     rows += [("seed", v, "an integer") for v in (-1, 2**64, 1.0, True, None, "0")]
     return rows
