@@ -64,6 +64,8 @@ def _in_process(args: argparse.Namespace, peer: str, batch: int) -> dict[str, An
     environment = {**os.environ, "BENCH_ROOT_PID": str(os.getpid())}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    rates = [round(rate, 1) for rate in _decode_rates(result)]
+    print(f"  decode tok/s {rates}, others' cores {result['others']}", file=sys.stderr, flush=True)
     return result
 
 

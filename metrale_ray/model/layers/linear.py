@@ -56,10 +56,12 @@ class WideProduct:
         rows_per_tile = self._tile.numel() // num_inputs
         if x_TI.shape[0] < MIN_WIDE_ROWS or rows_per_tile == 0:
             return cpu_product(x_TI, weight_OI, bias_O)
-        wide_TI = x_TI.float()
-        out_TO = torch.empty(x_TI.shape[0], weight_OI.shape[0], dtype=x_TI.dtype)
+        wide_IT = x_TI.float().t()
+        # Weights on the left: with few rows that product is up to twice as fast as the one with weights on the right.
+        out_OT = torch.empty(weight_OI.shape[0], x_TI.shape[0], dtype=torch.float32)
         for start in range(0, weight_OI.shape[0], rows_per_tile):
             part_OI = weight_OI[start : start + rows_per_tile]
             tile_OI = self._tile[: part_OI.numel()].view(part_OI.shape).copy_(part_OI)
-            out_TO[:, start : start + rows_per_tile] = torch.mm(wide_TI, tile_OI.t())
+            torch.mm(tile_OI, wide_IT, out=out_OT[start : start + rows_per_tile])
+        out_TO = out_OT.t().to(x_TI.dtype, memory_format=torch.contiguous_format)
         return out_TO if bias_O is None else out_TO.add_(bias_O)
