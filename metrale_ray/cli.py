@@ -72,7 +72,7 @@ def generate(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM) -> in
     with open_llm(config) as llm:
         if given.get("chat"):
             prompts = [_chat_ids(llm, prompt) for prompt in prompts]
-        results = llm.generate(prompts, params, progress=sys.stderr.isatty())
+        results = llm.generate(prompts, params, progress=True)
     for index, result in enumerate(results):
         answers.write(_json_line(index, result) if given.get("json") else result.outputs[0].text)
         answers.write("\n")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -30,10 +31,11 @@ class Run:
 
     def __init__(self, *argv: str, **environment: str) -> None:
         self.mark = f"METRALE-RUN-{uuid.uuid4().hex}"
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by wait()
         self.process = subprocess.Popen(
             [*COMMAND, *argv],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env={**os.environ, "RUN_MARK": self.mark, **environment},
             start_new_session=True,  # a signal to it is not one to the tests
@@ -41,10 +43,17 @@ class Run:
 
     def wait(self) -> subprocess.CompletedProcess[str]:
         try:
-            out, err = self.process.communicate(timeout=TIMEOUT_S)
+            out, _ = self.process.communicate(timeout=TIMEOUT_S)
         finally:
             self.process.kill()
-        return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
+        done = subprocess.CompletedProcess(self.process.args, self.process.returncode, out, self.errors())
+        self._errors.close()
+        return done
+
+    def errors(self) -> str:
+        """What it has written to standard error so far."""
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), size, 0).decode()
 
     def left(self) -> dict[int, str]:
         """The processes that came from this run and still are there."""
@@ -133,12 +142,16 @@ def test_more_ranks_than_the_machine_has_cores_are_refused_at_once(model: Path) 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("when", ["starting", "running"])
-def test_an_interrupt_ends_everything(model: Path, when: str) -> None:
-    long = ["--max-tokens", "900", "--ignore-eos", "--num-cpus-per-rank", "0.5"]
-    run = Run("--model", str(model), "--ep-size", "2", "--prompt-token-ids", "1,2", *long)
-    actors = ("ray::HeadActor", "ray::WorkerActor") if when == "starting" else ("ray::WorkerActor.run",)
-    seen = until(lambda: any(name.startswith(actors) for name in run.left().values()), 60)
-    assert seen, run.left()
+def test_an_interrupt_ends_everything(model: Path, tmp_path: Path, when: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt_token_ids": [n, 2]}) for n in range(300)))
+    long = ["--prompts-file", str(prompts), "--max-tokens", "200", "--ignore-eos", "--num-cpus-per-rank", "0.5"]
+    run = Run("--model", str(model), "--ep-size", "2", *long)
+    if when == "starting":
+        seen = until(lambda: any(name.startswith("ray::") for name in run.left().values()), 60)
+    else:
+        seen = until(lambda: "of 300 prompts" in run.errors(), 90)
+    assert seen, (run.errors(), run.left())
     run.process.send_signal(signal.SIGINT)
     done = run.wait()
     assert done.returncode == 130, done.stderr
