@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -17,8 +19,11 @@ import ray
 
 from metrale_ray import LLM, SamplingParams
 from metrale_ray.config import FaultSpec
-from metrale_ray.errors import EngineDead, PlacementError, StartError
-from tests.fixtures.tiny import write_tiny
+from metrale_ray.errors import EngineDead, PlacementError, RequestError, StartError
+from metrale_ray.serve.text import load_tokenizer
+from tests.fixtures.succ import write_succ
+from tests.fixtures.tiny import VOCAB_SIZE, write_tiny
+from tests.fixtures.tokenizer import write_tokenizer
 from tests.harness import Driver, run_engine
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -217,3 +222,42 @@ def test_a_request_that_is_refused_leaves_the_others_alone(model: Path, expected
         outputs = llm.generate([[1] * 2000, PROMPTS[1]], GREEDY, progress=False)
     assert outputs[0].outputs[0].error_code == "context_length_exceeded"
     assert outputs[1].outputs[0].token_ids == expected[1]
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a tokenizer, whose greedy output spells the alphabet over and over: a is followed by b."""
+    folder = write_tokenizer(tmp_path_factory.mktemp("speaking"))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    letters = [tokenizer.encode(letter)[0] for letter in ascii_lowercase]
+    successors = list(range(VOCAB_SIZE))
+    for letter, following in pairwise([*letters, letters[0]]):
+        successors[letter] = following
+    return write_succ(folder, successors)
+
+
+def test_text_goes_in_and_comes_out_the_same_at_every_number_of_ranks(speaking: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    for ep_size in (1, 2):
+        with start(speaking, ep_size=ep_size, max_num_batched_tokens=64) as llm:
+            texts = [output.outputs[0].text for output in llm.generate(["a", "x"], params, progress=False)]
+            assert texts == ["bcdefghijklm", "yzabcdefghij"]
+            one = llm.generate("a", SamplingParams(temperature=0, max_tokens=20, stop=["ghi", "k"]))[0].outputs[0]
+            assert (one.text, one.finish_reason, one.stop_reason) == ("bcdef", "stop", "ghi")
+            pieces = [item.outputs[0].delta for item in llm.stream("m", params)]
+            assert "".join(pieces) == "nopqrstuvwxy"
+            assert len(pieces) > 1
+            chat = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(temperature=0, max_tokens=1))
+            assert chat[0].prompt_token_ids[-1] == llm.tokenizer.encode(" ")[0]  # type: ignore[union-attr]
+            assert wait_until(lambda: llm.stats()["running"] == 0, 5)  # the stopped one too was ended on every rank
+
+
+def test_text_for_a_checkpoint_without_a_tokenizer_is_refused_with_what_to_do(model: Path) -> None:
+    with start(model, ep_size=1) as llm:
+        with pytest.raises(RequestError, match="give token ids"):
+            llm.generate("hello")
+        with pytest.raises(RequestError, match="use stop_token_ids"):
+            llm.generate([[1]], SamplingParams(stop="x"))
+        assert llm.tokenizer is None
+        assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
