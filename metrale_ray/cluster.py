@@ -7,6 +7,7 @@ back would be blank, and answer. Whatever happens between `start` and `close`, `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -93,6 +94,7 @@ class Cluster:
         self.ranks: list[dict[str, Any]] = []
         self._owns_ray = False
         self._is_local = False
+        self._is_ready = False
         self._is_stopped = False
         self._group: PlacementGroup | None = None
         self._actors: list[Any] = []
@@ -124,6 +126,8 @@ class Cluster:
     def wait_ended(self, timeout_s: float) -> EngineDead | None:
         """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
         runs = list(self._runs)  # `close` may empty it meanwhile
+        if not ray.is_initialized():  # asking would start another one
+            return EngineDead("Ray was shut down under the engine")
         ended, _ = ray.wait(runs, num_returns=1, timeout=timeout_s) if runs else ([], [])
         return self.failure() if ended else None
 
@@ -137,8 +141,8 @@ class Cluster:
         return _worst(reasons)
 
     def stop(self) -> None:
-        """Ask the head to end by itself, so that workers leave in order, and wait a little for all ranks to end."""
-        if not self._runs or self._is_stopped:
+        """Ask an engine that runs to end by itself, so that workers leave in order, and wait a little for all ranks."""
+        if not self._is_ready or self._is_stopped or not ray.is_initialized():
             return
         self._is_stopped = True
         try:
@@ -151,25 +155,25 @@ class Cluster:
             log.warning("the head did not stop by itself: %s", _first_line(error))
 
     def close(self) -> None:
-        """End every actor, give the resources back, and end Ray if it was started here. May be called twice."""
+        """End every actor, give the resources back, and end Ray if it was started here. May be called again."""
         if not ray.is_initialized():
             return
-        self.stop()
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
-        self._actors, self._runs = [], []
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-        if self._owns_ray:
-            ray.shutdown()
-            self._owns_ray = False
+        with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
+            if self._owns_ray:
+                closing.callback(ray.shutdown)
+            if self._group is not None:
+                closing.callback(remove_placement_group, self._group)
+            for actor in self._actors:
+                closing.callback(ray.kill, actor, no_restart=True)
+            closing.callback(self.stop)
+        self._actors, self._runs, self._group, self._owns_ray = [], [], None, False
 
     def _connect(self) -> None:
         if ray.is_initialized():
             return
         address = self.config.address or "local"
         self._is_local = address == "local"
+        self._owns_ray = True  # from now on: an interrupt may come before `init` returns
         try:
             ray.init(
                 address=address,
@@ -179,7 +183,6 @@ class Cluster:
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise StartError(f"cannot reach Ray at {address!r}: {_first_line(error)}") from error
-        self._owns_ray = True
 
     def _place(self) -> PlacementGroup:
         config = self.config
@@ -238,6 +241,7 @@ class Cluster:
             state: HeadState = self._get(self._actors[0].state.remote())
             on_state(state)
             if state.phase == "ready":
+                self._is_ready = True
                 return
             if time.monotonic() >= deadline:
                 raise StartError(f"the engine was not ready within {self.config.start_timeout_s:g} s")
@@ -255,7 +259,7 @@ class Cluster:
 
 def _with_resources(config: EngineConfig) -> EngineConfig:
     """The configuration with device, cores and GPUs per rank settled from what the nodes offer."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) > 0]
     ranks_per_node = math.ceil(config.ep_size / max(1, len(nodes)))
     changes: dict[str, Any] = {}
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
@@ -264,7 +268,7 @@ def _with_resources(config: EngineConfig) -> EngineConfig:
     if config.num_gpus_per_rank is None and device.startswith("cuda"):
         changes["num_gpus_per_rank"] = 1.0
     if config.num_cpus_per_rank is None:
-        cores = min((node.get("CPU", 0.0) for node in nodes), default=1.0)
+        cores = min((node["CPU"] for node in nodes), default=1.0)
         changes["num_cpus_per_rank"] = max(1, int(cores // ranks_per_node))
     return dataclasses.replace(config, **changes)
 

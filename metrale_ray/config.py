@@ -22,13 +22,14 @@ from typing import Any, Literal
 import yaml
 
 from metrale_ray.errors import ConfigError
+from metrale_ray.protocol.limits import MAX_ROWS, MAX_TOKENS
 from metrale_ray.protocol.versions import ENV_VAR, ProtocolVersion, resolve_version, worker_default_version
 
 log = logging.getLogger(__name__)
 
 Phase = Literal["validation", "before", "inside", "after", "reply"]
 PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
-FAULT_KINDS = ("fail", "poison", "kill", "stop", "diverge")
+FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "diverge")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -51,14 +52,14 @@ class FaultSpec:
     It fires on `rank`, at `phase`, in the `layer`-th reduction of a step (phases before, inside and after only).
     Keyed by sequence (`first_token`: the sequence whose token at position 0 this is) it fires at each run of that
     sequence, from command number `command` on if that is given too; keyed by `command` alone (the number in the epoch)
-    it fires once. `cmd` narrows it to one command name; a free counts as a run only when it is named. `kind`:
-    "fail" raises, "poison" raises SlotPoisoned for the sequence's slot, "kill" ends the process, "stop" stops it
-    (SIGSTOP), "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
+    it fires once. `cmd` narrows it to one command name; a free counts as a run only when it is named. `kind`: "fail"
+    raises, "poison" raises SlotPoisoned for the sequence's slot, "leave" raises Desync, "kill" ends the process, "stop"
+    stops it (SIGSTOP), "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
     """
 
     rank: int
     phase: Phase
-    kind: Literal["fail", "poison", "kill", "stop", "diverge"] = "fail"
+    kind: Literal["fail", "poison", "leave", "kill", "stop", "diverge"] = "fail"
     layer: int = 0
     first_token: int | None = None
     command: int | None = None
@@ -238,6 +239,9 @@ def _nearest(name: str, known: list[str]) -> str:
 def _check(config: EngineConfig) -> None:
     for name in ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len"):
         _at_least(name, getattr(config, name), 1)
+    for name, limit in (("max_batch_size", MAX_ROWS), ("max_num_batched_tokens", MAX_TOKENS)):
+        if getattr(config, name) > limit:
+            raise ConfigError(f"{name} is {getattr(config, name)}; one command holds up to {limit}. Lower it.")
     for name in ("max_model_len", "kv_cache_memory"):
         if getattr(config, name) is not None:
             _at_least(name, getattr(config, name), 1)

@@ -262,7 +262,7 @@ class Engine:
             self.counters.steps += 1
             self._answer(Plan((), tuple(rows)))
         else:
-            self._failures.update((row.request_id, verdict) for row in rows)
+            self._failures.update((row.request_id, verdict.of_slot(row.span.slot)) for row in rows)
         return verdict
 
     def _answer(self, plan: Plan) -> None:
@@ -323,8 +323,11 @@ class Engine:
             return
         failures, self._failures, self._search = self._failures, {}, None
         if verdict.rank_at_fault is not None:
-            last = list(failures.values())[-1]
-            raise LinkLost(f"every row fails on rank {verdict.rank_at_fault}: {last.message}", rank=last.rank)
+            said = [failure.message for failure in failures.values() if failure.rank == verdict.rank_at_fault]
+            raise LinkLost(
+                f"rank {verdict.rank_at_fault} fails whatever it is given: {said[-1] if said else 'no reason given'}",
+                rank=verdict.rank_at_fault,
+            )
         if verdict.nobody:
             self._count_unexplained()
         failed = [self._punish(request_id, failures[request_id]) for request_id in verdict.guilty]

@@ -73,10 +73,14 @@ class RequestError(UserError):
 
 
 class StartError(MetraleError):
-    """The engine could not start. Nothing of it is left running."""
+    """The engine could not start. Nothing of it is left running. `rank` is the one at fault, if one is."""
 
     code = "start_error"
     exit_code = 3
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message, rank=rank)
+        self.rank = rank
 
 
 class PlacementError(StartError):

@@ -11,6 +11,7 @@ Whoever waits is answered: when the engine ends, for whatever reason, every fron
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -46,11 +47,6 @@ class HeadState:
     phase: str
     progress: dict[int, Progress]
     failure: MetraleError | None = None
-
-
-@dataclass(slots=True)
-class _Stats:
-    answer: asyncio.Future[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,8 @@ class Head:
         self._clients = _Clients()
         self._links: list[HeadLink] = []
         self._setup: RankSetup | None = None
-        self._last_stats: dict[str, Any] = {}
+        self._collectives: Collectives | None = None
+        self._stats: dict[str, Any] = {}  # replaced whole by the engine thread, between steps
 
     async def listen(self) -> dict[int, HeadAddress]:
         """Check the checkpoint, and open every door: one address for each worker. Raises CheckpointError."""
@@ -122,13 +119,13 @@ class Head:
 
     async def serve(self) -> None:
         """Run the engine until `stop`. Raises what ended it otherwise: StartError before ready, EngineDead after."""
-        await asyncio.to_thread(self._engine_main)
-        failure = self._state.failure
-        if failure is not None:
-            self._fronts.post_dead(failure.message, getattr(failure, "rank", None))
-        await self._fronts.close()
-        if failure is not None:
-            raise failure
+        try:
+            await asyncio.to_thread(self._engine_main)
+        finally:
+            self._tell_fronts()  # again, should the engine thread have broken before it could
+            await self._fronts.close()
+        if self._state.failure is not None:
+            raise self._state.failure
 
     async def stop(self) -> None:
         """Let the engine end after its current step."""
@@ -136,25 +133,26 @@ class Head:
         self._inbox.put((None, _Gone()))
 
     async def stats(self) -> dict[str, Any]:
-        """Gauges and counters, read between two steps."""
-        if self._state.phase != "ready":
-            return dict(self._last_stats)
-        ask = _Stats(self._loop.create_future())
-        self._inbox.put((None, ask))
-        if self._state.phase != "ready":  # it ended meanwhile, perhaps after its last look at the queue
-            return dict(self._last_stats)
-        return await ask.answer
+        """Gauges and counters after the last step."""
+        return dict(self._stats)
 
     # The loop's side ----------------------------------------------------------------------------------------------
 
     def _on_message(self, front: FrontId, message: Submit | Abort | Finish) -> None:
-        full = isinstance(message, Submit) and self._inbox.qsize() > self._config.max_queue_len
-        if self._state.phase != "ready" or full:
-            code, text = ("queue_full", "too many requests wait") if full else ("not_ready", "the engine is not ready")
-            if isinstance(message, Submit):
+        if self._state.phase == "ended":
+            return  # the front is being told
+        if isinstance(message, Submit):
+            full = self._inbox.qsize() > self._config.max_queue_len
+            if full or self._state.phase != "ready":
+                code, text = ("queue_full", "too many requests wait") if full else ("not_ready", "it is not ready yet")
                 self._fronts.post(front, [_refusal(message.request_id, code, text)])
-            return
+                return
         self._inbox.put((front, message))
+
+    def _tell_fronts(self) -> None:
+        failure = self._state.failure
+        if failure is not None:
+            self._fronts.post_dead(failure.message, getattr(failure, "rank", None))
 
     def _on_gone(self, front: FrontId) -> None:
         self._inbox.put((front, _Gone()))
@@ -176,10 +174,9 @@ class Head:
 
     def _engine_main(self) -> None:
         failure: MetraleError | None = None
-        collectives: Collectives | None = None
-        engine: Engine | None = None
         try:
-            engine, collectives = self._start(self._required_setup())
+            engine = self._start(self._required_setup())
+            self._note_stats(engine)
             self._state = HeadState("ready", {})
             self._run(engine)
             engine.shutdown()
@@ -187,23 +184,22 @@ class Head:
             failure = self._describe(error)
             log.error("the engine ended: %s", failure.message, exc_info=not isinstance(error, MetraleError))
         finally:
-            self._end(engine, failure, collectives)
+            self._end(failure)
 
-    def _start(self, setup: RankSetup) -> tuple[Engine, Collectives]:
+    def _start(self, setup: RankSetup) -> Engine:
         use_threads(self._config.threads_per_rank)
         num_blocks = shake_hands(setup, self._links, FIRST_EPOCH)
-        collectives = self._make_collectives(setup)
+        self._collectives = self._make_collectives(setup)
         self._state = HeadState("loading", {})
-        engine = start_engine(
+        return start_engine(
             setup,
             self._links,
-            collectives,
+            self._collectives,
             num_blocks,
             epoch=FIRST_EPOCH,
             deliver=self._deliver,
             on_load=self._note_progress,
         )
-        return engine, collectives
 
     def _make_collectives(self, setup: RankSetup) -> Collectives:
         config = self._config
@@ -230,6 +226,7 @@ class Head:
         while not self._stopping.is_set():
             self._take(engine, wait=not worked)
             worked = engine.step()
+            self._note_stats(engine)
             if worked:
                 next_ping = time.monotonic() + self._config.idle_ping_s
                 continue
@@ -258,8 +255,6 @@ class Head:
                 for request_id in self._clients.of_front(front):
                     self._clients.drop(request_id)
                     engine.abort(request_id)
-            case _Stats(answer):
-                self._answer_stats(engine, answer)
 
     def _submit(self, engine: Engine, front: FrontId, message: Submit) -> None:
         setup, params = self._required_setup(), message.params
@@ -283,10 +278,11 @@ class Head:
             engine.finish(request_id)
         else:
             engine.abort(request_id)
+        answer = Output(number, 0, (), "stop" if finished else "abort")
+        self._loop.call_soon_threadsafe(self._post, {front: [answer]})
 
-    def _answer_stats(self, engine: Engine, answer: asyncio.Future[dict[str, Any]]) -> None:
-        self._last_stats = {**engine.stats(), "epoch": FIRST_EPOCH}
-        self._loop.call_soon_threadsafe(answer.set_result, dict(self._last_stats))
+    def _note_stats(self, engine: Engine) -> None:
+        self._stats = {**engine.stats(), "epoch": FIRST_EPOCH}
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         outputs: dict[FrontId, list[Output]] = {}
@@ -306,18 +302,15 @@ class Head:
         message = error.message if isinstance(error, MetraleError) else f"{type(error).__name__}: {error}"
         return EngineDead(message, rank=rank)
 
-    def _end(self, engine: Engine | None, failure: MetraleError | None, collectives: Collectives | None) -> None:
-        if engine is not None and failure is None:
-            self._last_stats = {**engine.stats(), "epoch": FIRST_EPOCH}
+    def _end(self, failure: MetraleError | None) -> None:
+        """Tell the fronts first, then let everything go, whatever of it breaks."""
         self._state = HeadState("ended", {}, failure)
-        for link in self._links:
-            link.close()
-        if collectives is not None:
-            collectives.close()
-        while not self._inbox.empty():
-            _, message = self._inbox.get()
-            if isinstance(message, _Stats):
-                self._loop.call_soon_threadsafe(message.answer.set_result, dict(self._last_stats))
+        self._loop.call_soon_threadsafe(self._tell_fronts)
+        with contextlib.ExitStack() as closing:
+            if self._collectives is not None:
+                closing.callback(self._collectives.close)
+            for link in self._links:
+                closing.callback(link.close)
 
 
 def _refusal(number: int, code: str, message: str) -> Output:

@@ -12,6 +12,7 @@ EngineDead naming the rank and the reason. A failed request is an answer too (fi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 from metrale_ray.cluster import Cluster
 from metrale_ray.config import EngineConfig, from_mapping
-from metrale_ray.errors import ConfigError, EngineDead, RequestError, UserError
+from metrale_ray.errors import ConfigError, EngineDead, RequestError, StartError, UserError
 from metrale_ray.model.checkpoint import open_checkpoint
 from metrale_ray.progress import LoadProgress, counted
 from metrale_ray.protocol.front import FrontClient
@@ -36,6 +37,10 @@ T = TypeVar("T")
 
 # How often the driver asks Ray whether a rank has ended; the front's own session usually knows first.
 WATCH_S = 1.0
+# How long a call that saw the engine die waits for the reason that Ray has, before it raises what it saw.
+WHY_S = 2.5
+# The head is ready and on the same network: it opens a session at once.
+OPEN_TIMEOUT_S = 30.0
 
 
 class LLM:
@@ -48,6 +53,9 @@ class LLM:
     def __init__(self, model: str | EngineConfig, **settings: Any) -> None:
         self.config = _config(model, settings).resolved()
         self._closed = False
+        self._lock = threading.Lock()  # between a call that begins and `close`
+        self._why = threading.Event()  # the watch knows why the engine has ended
+        self._death: EngineDead | None = None
         self._numbers = itertools.count()
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint.path)
@@ -55,8 +63,7 @@ class LLM:
         with LoadProgress(self.config.ep_size) as progress:
             self._cluster.start(progress.update)
         try:
-            self._client = FrontClient(self._cluster.front_address)
-            self._client.wait_opened(self.config.start_timeout_s)
+            self._client = _connect(self._cluster.front_address)
         except BaseException:
             self._cluster.close()
             raise
@@ -127,11 +134,18 @@ class LLM:
             raise RequestError(
                 "stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids", param="stop"
             )
-        handle = self._client.submit(token_ids, self._with_text_ends(params))
+        try:
+            handle = self._client.submit(token_ids, self._with_text_ends(params))
+        except EngineDead as seen:
+            raise await self._dead(seen) from None
         answered = False
         try:
             while not answered:
-                output = await handle.aget()
+                try:
+                    output = await handle.aget()
+                except EngineDead as seen:
+                    answered = True
+                    raise await self._dead(seen) from None
                 completion.push(output)
                 answered = output.finish_reason is not None
                 if completion.stopped_by_string and not answered:
@@ -147,34 +161,52 @@ class LLM:
         if self._closed:
             raise EngineDead("this LLM was closed")
         if self._client.death is not None:
-            raise self._client.death
+            raise self._death or self._client.death
         return self._cluster.stats()
 
     def close(self) -> None:
         """End the engine and everything started for it. May be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._client.close()
-        self._cluster.stop()  # the ranks end, and with them the watch
+        with self._lock:
+            first, self._closed = not self._closed, True
+        with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
+            closing.callback(self._cluster.close)
+            if first:
+                closing.callback(self._end_threads)
+            closing.callback(self._cluster.stop)  # the ranks end, and with them the watch
+            closing.callback(self._client.close)
+
+    def _end_threads(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join()
         self._loop.close()
-        self._cluster.close()
 
     def _watch(self) -> None:
+        """Wait for a rank to end: Ray knows the reason that a worker gave, which the head may not."""
         while not self._closed:
-            dead = self._cluster.wait_ended(WATCH_S)
-            if dead is not None and not self._closed:
-                self._client.die(dead.message, dead.rank)
+            death = self._cluster.wait_ended(WATCH_S)
+            if death is not None and not self._closed:
+                self._death = death
+                self._why.set()
+                self._client.die(death.message, death.rank)
                 return
 
+    async def _dead(self, seen: EngineDead) -> EngineDead:
+        """The death as it is told to the caller: what the front saw, or, soon after, what Ray knows of its rank."""
+        if not self._closed:
+            await asyncio.to_thread(self._why.wait, WHY_S)
+        known = self._death
+        if known is None or (seen.rank is not None and known.rank != seen.rank):
+            return seen
+        return EngineDead(known.message, rank=known.rank)
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise EngineDead("this LLM was closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise EngineDead("this LLM was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
@@ -253,6 +285,26 @@ def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int)
     if len(given) != count:
         raise RequestError(f"{len(given)} sampling parameters for {count} prompts; give one for all, or one for each")
     return list(given)
+
+
+def _connect(address: str) -> FrontClient:
+    client = FrontClient(address)
+    try:
+        client.wait_opened(OPEN_TIMEOUT_S)
+    except BaseException as error:
+        client.close()
+        if isinstance(error, TimeoutError):
+            raise StartError(f"the head at {address} did not open a session: {error}") from error
+        raise
+    return client
+
+
+async def _cancel_all() -> None:
+    """End every task of this loop but this one, and wait for their clean-up."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _next(items: AsyncIterator[T]) -> T:

@@ -6,6 +6,7 @@ The same for a head in a process of its own and for one that shares a process wi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,8 @@ from metrale_ray.protocol.versions import ProtocolVersion
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
+
 OnLoad = Callable[[Rank, Progress], None]
 
 
@@ -33,6 +36,8 @@ def shake_hands(setup: RankSetup, links: Sequence[HeadLink], epoch: int) -> int:
     mine = introduce(setup)
     deadline = time.monotonic() + config.start_timeout_s
     hellos = [link.expect_hello(max(0.0, deadline - time.monotonic())) for link in links]
+    for hello in [mine, *hellos]:
+        log.info("rank %d: %s, %d KV blocks", hello.rank, hello.told, hello.num_blocks)
     refusal = "\n".join(line for hello in hellos for line in differences(mine, hello))
     for link in links:
         link.welcome(Welcome(config.protocol_version.value, epoch, refusal))

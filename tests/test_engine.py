@@ -93,7 +93,7 @@ def test_tokens_are_the_references_at_every_number_of_ranks(
         assert outcome.stats["preemptions"] > 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_the_order_in_which_ranks_run_changes_nothing(qwen: Path, seed: int) -> None:
     first = run_engine(qwen, submit_all(), ep_size=3, seed=0, max_model_len=160)
     assert run_engine(qwen, submit_all(), ep_size=3, seed=seed, max_model_len=160).tokens() == first.tokens()

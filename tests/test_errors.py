@@ -19,6 +19,7 @@ def family(kind: type[MetraleError]) -> list[type[MetraleError]]:
 
 KINDS = [kind for kind in family(MetraleError) if kind.__module__ == errors.__name__]
 FIELDS: dict[str, dict[str, object]] = {
+    "StartError": {"rank": 2},
     "RequestError": {"code": "too_long", "param": "prompt"},
     "FrameError": {"num_bytes": 17, "rank": 3},
     "CommandRefused": {"slots": (1, 2)},

@@ -133,7 +133,7 @@ def test_a_fault_of_one_sequence_fails_that_sequence_alone(
         check_the_rest(outcome, healthy, {victim} if name != "prefill_chunk" else {0, 4})
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(("ep_size", "rank"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
 @pytest.mark.parametrize("name", ["free_slot", "ping"])
 @pytest.mark.parametrize("phase", ["validation", "reply"])
 def test_a_command_without_rows_that_fails_once_is_done_again(
@@ -142,10 +142,11 @@ def test_a_command_without_rows_that_fails_once_is_done_again(
     commands: dict[str, list[tuple[int, int]]],
     name: str,
     phase: Phase,
+    ep_size: int,
     rank: int,
 ) -> None:
     fault = FaultSpec(rank=rank, phase=phase, command=commands[name][0][0], message=FAILS)
-    outcome = run_engine(model, script, ep_size=3, faults=(fault,), **SETTINGS)
+    outcome = run_engine(model, script, ep_size=ep_size, faults=(fault,), **SETTINGS)
     assert outcome.stats["failed_commands"] == 1
     check_the_rest(outcome, healthy, set())
 
@@ -237,6 +238,70 @@ def test_every_row_failing_on_one_rank_is_the_ranks_fault(model: Path) -> None:
     assert isinstance(outcome.head_error, LinkLost)
     assert outcome.head_error.rank == 1
     assert FAILS in outcome.head_error.message
+
+
+def test_two_faulty_sequences_alone_on_different_ranks_are_failed_and_the_engine_goes_on(model: Path) -> None:
+    faults = (
+        FaultSpec(rank=1, phase="before", first_token=12, cmd="decode_batch", message="A"),
+        FaultSpec(rank=1, phase="before", first_token=12, cmd="decode", message="A"),
+        FaultSpec(rank=0, phase="after", first_token=14, cmd="decode_batch", message="B"),
+        FaultSpec(rank=0, phase="after", first_token=14, cmd="decode", message="B"),
+    )
+
+    def pair(driver: Driver) -> None:
+        driver.submit(PROMPTS[1])
+        driver.submit(PROMPTS[3])
+        driver.run()
+
+    outcome = run_engine(model, pair, ep_size=2, faults=faults, **SETTINGS)
+    assert outcome.head_error is None
+    assert [answer.error for answer in outcome.answers.values()] == [("command_failed", "A"), ("command_failed", "B")]
+
+
+def test_two_ranks_that_blame_in_one_step_each_have_their_say(
+    model: Path, healthy: Outcome, commands: dict[str, list[tuple[int, int]]]
+) -> None:
+    number = commands["decode_batch"][1][0]
+    faults = tuple(
+        FaultSpec(
+            rank=rank, phase="validation", first_token=token, command=number, blame=True, message=f"{FAILS} {rank}"
+        )
+        for rank, token in ((1, 12), (2, 14))
+    )
+    outcome = run_engine(model, script, ep_size=3, faults=faults, **SETTINGS)
+    assert [outcome.answers[n].error for n in (1, 3)] == [
+        ("command_failed", FAILS + " 1"),
+        ("command_failed", FAILS + " 2"),
+    ]
+    check_the_rest(outcome, healthy, {1, 3})
+
+
+def test_more_faulty_sequences_than_one_search_can_find_are_all_failed_and_the_others_are_not(model: Path) -> None:
+    guilty = range(0, 32, 2)
+    faults = tuple(FaultSpec(rank=1, phase="inside", first_token=100 + n, message=FAILS) for n in guilty)
+
+    def crowd(driver: Driver) -> None:
+        for number in range(32):
+            driver.submit([100 + number, 5])
+        driver.run()
+
+    settings = SETTINGS | {"max_batch_size": 32, "max_num_batched_tokens": 64}
+    outcome = run_engine(model, crowd, ep_size=2, faults=faults, **settings)
+    assert outcome.head_error is None
+    failed = [number for number, answer in outcome.answers.items() if answer.finish_reason == "error"]
+    assert failed == list(guilty)
+    assert {answer.finish_reason for n, answer in outcome.answers.items() if n % 2} == {"length"}
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("name", ["decode_batch", "mixed_step"])
+def test_the_first_and_the_last_reduction_are_no_exception(
+    model: Path, healthy: Outcome, commands: dict[str, list[tuple[int, int]]], name: str, layer: int
+) -> None:
+    for number, _ in commands[name]:
+        for rank in (0, 1):
+            fault = FaultSpec(rank=rank, phase="after", layer=layer, command=number, message=FAILS)
+            check_the_rest(run_engine(model, script, ep_size=2, faults=(fault,), **SETTINGS), healthy, set())
 
 
 def test_v1_confines_a_failure_in_the_same_way(model: Path, healthy: Outcome) -> None:

@@ -114,6 +114,13 @@ def tokens_of(handle: Any) -> list[int]:
             return tokens
 
 
+def end_of(handle: Any) -> str:
+    while True:
+        output: Output = handle.get(TIMEOUT_S)
+        if output.finish_reason is not None:
+            return output.finish_reason
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Look again and again, at most for a while; the waits are the process's own."""
     for _ in range(1000):
@@ -150,8 +157,9 @@ def test_aborted_and_finished_requests_give_everything_back(model: Path) -> None
             handle.get(TIMEOUT_S)
         handles[0].abort()
         handles[1].finish()
-        until(lambda: process.call(process.head.stats())["running"] == 1)
         handles[2].abort()
+        assert [end_of(handle) for handle in handles] == ["abort", "stop", "abort"]
+        assert not client._handles  # nothing waits for them any more
         until(lambda: process.call(process.head.stats())["running"] == 0)
         stats = process.call(process.head.stats())
         assert (stats["free_blocks"], stats["finished_requests"]) == (stats["total_blocks"], 1)

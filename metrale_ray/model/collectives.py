@@ -250,9 +250,9 @@ def _wait_slice(work: Any) -> bool:
     try:
         work.wait(timedelta(seconds=WAIT_SLICE_S))
     except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
+        if not work.is_completed():
+            return False
+        work.wait()  # done just after the slice's end: this raises if it failed, and else returns at once
     return True
 
 

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from metrale_ray.config import FaultSpec, Phase
-from metrale_ray.errors import MetraleError, SlotPoisoned
+from metrale_ray.errors import Desync, MetraleError, SlotPoisoned
 from metrale_ray.protocol.commands import CommandFrame, FreeSlot, Slot, command_rows
 
 
@@ -80,6 +80,8 @@ class Faults:
                 raise InjectedFault(spec.message, slots=slots if spec.blame else None)
             case "poison":
                 raise SlotPoisoned(spec.message, slots=slots)
+            case "leave":
+                raise Desync(spec.message)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":

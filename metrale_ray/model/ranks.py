@@ -25,6 +25,7 @@ from metrale_ray.model.dtypes import resolve_dtype
 from metrale_ray.model.execute import OnProgress, Replica
 from metrale_ray.model.families import family_of
 from metrale_ray.model.faults import Faults
+from metrale_ray.model.identity import build, instructions
 from metrale_ray.model.slots import SlotLimits, Slots
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.model.weights import kv_block_bytes, shard_bytes
@@ -34,7 +35,6 @@ from metrale_ray.protocol.port import CommandPort
 # The share of the memory left after the weights that the cache may take by default.
 CPU_CACHE_SHARE = 0.5  # page cache, other processes and activations live there too
 GPU_CACHE_SHARE = 0.9
-BUILD = "0.1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ def introduce(setup: RankSetup) -> Hello:
     """What this rank says of itself at the handshake. Raises StartError when its memory holds no cache."""
     config = setup.config
     must_equal = {
-        "build": BUILD,
+        "build": build(),
         "torch": str(torch.__version__),
         "model": setup.checkpoint.digest,
         "architecture": setup.decoder.architecture,
         "dtype": str(setup.dtype),
         "device": setup.device.type,
-        "instructions": _instructions(setup.device),
+        "instructions": instructions(setup.device),
         "threads": str(torch.get_num_threads()) if setup.device.type == "cpu" else "any",
         "attention": "sdpa",
         "ep_size": str(config.ep_size),
@@ -182,10 +182,3 @@ def _available_bytes() -> int:
         if text != "max":
             available = min(available, int(text) - int(used.read_text(encoding="ascii")))
     return available
-
-
-def _instructions(device: torch.device) -> str:
-    """What decides the bits of a result beside dtype and threads: the processor's or the GPU's kind."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-    return torch.backends.cpu.get_cpu_capability()

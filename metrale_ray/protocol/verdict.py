@@ -12,8 +12,8 @@ only "a peer failed", and nobody did   -> Desync
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from metrale_ray.errors import Desync, PeerFailed
@@ -31,13 +31,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`rank`, `code`, `message` are of the first rank at fault; `slots` are all that were blamed, None if unknown."""
+    """`rank`, `code`, `message` are of the first rank at fault; `slots` are all that were blamed, None if unknown.
+
+    `blames` has what the rank that blames a slot says of it, where that is not the first rank at fault.
+    """
 
     kind: Kind
     rank: Rank | None = None
     code: str = ""
     message: str = ""
     slots: tuple[Slot, ...] | None = None
+    blames: Mapping[Slot, Verdict] = field(default_factory=dict)
+
+    def of_slot(self, slot: Slot) -> Verdict:
+        """The verdict in the words of the rank that blames `slot`; this one where none does."""
+        return self.blames.get(slot, self)
 
     @property
     def ok(self) -> bool:
@@ -90,15 +98,15 @@ def _originals(frame: CommandFrame, replies: Sequence[Reply]) -> list[Reply]:
 
 
 def _verdict(kind: Kind, replies: Sequence[Reply]) -> Verdict:
-    blamed = {slot for reply in replies if reply.error and reply.error.slots for slot in reply.error.slots}
-    error = replies[0].error
-    return Verdict(
-        kind,
-        replies[0].rank,
-        error.code if error else "",
-        _message(replies[0]),
-        tuple(sorted(blamed)) if blamed else None,
-    )
+    blames: dict[Slot, Verdict] = {}
+    for reply in replies:
+        for slot in (reply.error.slots if reply.error else None) or ():
+            blames.setdefault(slot, _said_by(kind, reply))
+    return replace(_said_by(kind, replies[0]), slots=tuple(sorted(blames)) or None, blames=blames)
+
+
+def _said_by(kind: Kind, reply: Reply) -> Verdict:
+    return Verdict(kind, reply.rank, reply.error.code if reply.error else "", _message(reply))
 
 
 def _message(reply: Reply) -> str:

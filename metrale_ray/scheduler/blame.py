@@ -6,8 +6,9 @@ Rules:
 - Otherwise the suspects are halved, prefill rows first, until one row fails alone. Rows that succeed are settled by
   the caller, so the search also does work. One guilty row among n is found within ceil(log2(n)) + 2 steps.
 - A row is convicted when it failed alone and, if there were others, some step without it succeeded. If no step
-  succeeds at all, it is the rank, the last one to fail.
-- The search ends after `deadline_steps` steps, with the blame on the rank that failed last.
+  succeeds at all and all rows fail on one rank, it is that rank; if they fail on different ranks, it is the rows.
+- The search ends after `deadline_steps` steps: if some step succeeded, with the rows that failed alone, and the others
+  are planned again; else with the blame on the rank that failed last.
 
 Pure: the caller runs the rows. Nothing is admitted while a search runs, as the caller plans no step.
 """
@@ -51,7 +52,7 @@ class BlameSearch:
         prefill_first = sorted(rows, key=lambda row: row.is_decode)
         self._suspects: Rows = {row.request_id: row for row in prefill_first}  # they failed together, or so it seems
         self._unknown: Rows = {}  # set aside: some may be guilty too
-        self._failed_alone: list[RequestId] = []
+        self._failed_alone: dict[RequestId, int] = {}  # with the rank on which each failed
         self._dropped: set[RequestId] = set()
         self._under_way: tuple[PlanRow, ...] | None = None
         self._first_step: tuple[PlanRow, ...] | None = tuple(prefill_first)  # its failure may be reported, once
@@ -74,6 +75,8 @@ class BlameSearch:
             return None
         if not self._suspects:
             rows = tuple(self._unknown.values())
+            if len(self._failed_alone) > 1 and not self._has_success:
+                rows = rows[-1:]  # is the rank sound at all? one row, the one put aside last, tells soonest
         else:
             rows = tuple(self._suspects.values())[: (len(self._suspects) + 1) // 2]
         self._under_way, self._first_step = rows, None
@@ -97,7 +100,7 @@ class BlameSearch:
         if named:
             self._verdict = Verdict(guilty=self._live(self._convicted() + named))
         elif not is_first:
-            self._narrow(rows)
+            self._narrow(rows, rank)
             self._conclude_if_done()
 
     def drop(self, request_id: RequestId) -> None:
@@ -113,14 +116,14 @@ class BlameSearch:
         self._steps_left -= 1
         return rows
 
-    def _narrow(self, rows: tuple[PlanRow, ...]) -> None:
+    def _narrow(self, rows: tuple[PlanRow, ...], rank: int) -> None:
         """These rows failed together: look among them, and put all the others aside."""
         live = {row.request_id: row for row in rows if row.request_id not in self._dropped}
         _remove(rows, self._suspects, self._unknown)
         self._unknown |= self._suspects
         self._suspects = live
         if len(rows) == 1:
-            self._failed_alone.append(rows[0].request_id)
+            self._failed_alone[rows[0].request_id] = rank
             self._suspects = {}
 
     def _conclude_if_done(self) -> None:
@@ -129,13 +132,15 @@ class BlameSearch:
         if not self._suspects and not self._unknown:
             self._verdict = self._final_verdict()
         elif self._steps_left <= 0:
-            self._verdict = Verdict(guilty=self._convicted(), rank_at_fault=self._last_rank)
+            rank_at_fault = None if self._has_success else self._last_rank
+            self._verdict = Verdict(guilty=self._convicted(), rank_at_fault=rank_at_fault)
 
     def _final_verdict(self) -> Verdict:
         """No row is left: each one succeeded, failed alone, or was dropped."""
         if not self._failed_alone:
             return Verdict(nobody=self._has_success)
-        if self._has_success or len(self._failed_alone) == 1:
+        one_rank = len(set(self._failed_alone.values())) == 1
+        if self._has_success or len(self._failed_alone) == 1 or not one_rank:
             return Verdict(guilty=self._live(self._failed_alone))
         return Verdict(rank_at_fault=self._last_rank)
 

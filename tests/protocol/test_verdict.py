@@ -80,3 +80,17 @@ def test_a_poisoned_slot_comes_before_a_failure() -> None:
 def test_a_flag_that_nobody_raised_is_a_desync() -> None:
     with pytest.raises(Desync, match="no rank reported a failure"):
         judge(FRAME, [reply(0, Status.FAILED, "peer_failed"), reply(1, Status.OK)])
+
+
+def test_each_blamed_slot_has_the_words_of_the_rank_that_blames_it() -> None:
+    verdict = judge(
+        FRAME,
+        [reply(0, Status.FAILED, "boom"), reply(1, Status.FAILED, "bang", (4,)), reply(2, Status.FAILED, "x", (5,))],
+    )
+    assert (verdict.rank, verdict.slots) == (0, (4, 5))
+    said = [verdict.of_slot(Slot(slot)) for slot in (3, 4, 5)]
+    assert [(one.rank, one.code, one.message) for one in said] == [
+        (0, "boom", "text of rank 0"),
+        (1, "bang", "text of rank 1"),
+        (2, "x", "text of rank 2"),
+    ]

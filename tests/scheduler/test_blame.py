@@ -153,8 +153,18 @@ def test_the_deadline_keeps_rows_that_were_convicted_before_it() -> None:
     search = BlameSearch(rows_of(8), 6)
     verdict, steps = run(search, holds_any({0, 7, 2}))
     assert len(steps) == 6
-    assert verdict.rank_at_fault == RANK
+    assert verdict.rank_at_fault is None  # some step succeeded: the rank is sound
+    assert verdict.guilty
     assert set(verdict.guilty) <= {0, 7, 2}
+
+
+def test_rows_that_all_fail_alone_on_different_ranks_are_guilty_themselves() -> None:
+    search = BlameSearch(rows_of(2), 64)
+    search.failed(0, None)
+    for rank in (0, 1):
+        assert len(search.next_rows() or ()) == 1
+        search.failed(rank, None)
+    assert search.verdict == Verdict(guilty=(RequestId(0), RequestId(1)))
 
 
 def test_a_dropped_row_is_not_run_again_and_not_guilty() -> None:

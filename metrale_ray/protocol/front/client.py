@@ -49,7 +49,7 @@ class FrontClient:
         self._num_frames = 0
         self._opened: Opened | None = None
         self._death: EngineDead | None = None
-        self._connection = FrontConnection(address, self._take, self.die, beat_s=beat_s, silence_s=silence_s)
+        self._connection = FrontConnection(address, self._take, self._lose_head, beat_s=beat_s, silence_s=silence_s)
         self._connection.start()
 
     def __enter__(self) -> FrontClient:
@@ -106,6 +106,9 @@ class FrontClient:
         """Leave: the head aborts what is still running. Calling it twice is allowed."""
         self.die("this front was closed")
         self._connection.join()
+
+    def _lose_head(self, reason: str) -> None:
+        self.die(reason, 0)  # the head is rank 0
 
     def _send(self, message: Abort | Finish) -> None:
         self._connection.send(encode(message))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What decides the bits that a rank computes: the code it runs and the instructions that its kernels choose from.
+
+The handshake compares both as short texts. Leaves out dtype, threads and settings, which are compared on their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+# torch, oneDNN and MKL pick their kernels by these, and by the maker.
+FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_int8")
+
+
+def build() -> str:
+    """A digest of the package's own source files: two trees of one version may differ."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(package.rglob("*.py")):
+        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def instructions(device: torch.device) -> str:
+    """The processor's or the GPU's kind, as far as kernels are chosen by it."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    maker, flags = _processor()
+    known = " ".join(flag for flag in FLAGS if flag in flags)
+    return f"{torch.backends.cpu.get_cpu_capability()} {maker} {known}".strip()
+
+
+def _processor() -> tuple[str, set[str]]:
+    """Maker and flags of the first core; empty where /proc/cpuinfo does not tell."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    return fields.get("vendor_id", ""), set(fields.get("flags", "").split())
