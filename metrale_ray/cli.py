@@ -74,7 +74,7 @@ def generate(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM) -> in
             prompts = [_chat_ids(llm, prompt) for prompt in prompts]
         results = llm.generate(prompts, params, progress=True)
     for index, result in enumerate(results):
-        answers.write(_json_line(index, result) if given.get("json") else result.outputs[0].text)
+        answers.write(_json_line(index, result) if given.get("json") else _plain(llm, result))
         answers.write("\n")
     answers.flush()
     return _finish(results)
@@ -121,6 +121,12 @@ def _chat_ids(llm: LLM, prompt: Prompt) -> Prompt:
     if llm.tokenizer is None:
         raise UserError("--chat needs tokenizer files, and this checkpoint has none; give token ids instead")
     return llm.tokenizer.chat([{"role": "user", "content": prompt}])
+
+
+def _plain(llm: LLM, result: RequestOutput) -> str:
+    """The text, or the token ids of a checkpoint that has no tokenizer."""
+    answer = result.outputs[0]
+    return answer.text if llm.tokenizer is not None else ",".join(map(str, answer.token_ids))
 
 
 def _json_line(index: int, result: RequestOutput) -> str:

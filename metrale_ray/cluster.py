@@ -265,6 +265,8 @@ def _with_resources(config: EngineConfig) -> EngineConfig:
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     device = config.device if config.device != "auto" else ("cuda" if gpus >= config.ep_size else "cpu")
     changes["device"] = device
+    if device.startswith("cuda") and gpus == 0:
+        raise ConfigError(f"device is {device!r}, and no node has a GPU; use cpu, or leave it out")
     if config.num_gpus_per_rank is None and device.startswith("cuda"):
         changes["num_gpus_per_rank"] = 1.0
     if config.num_cpus_per_rank is None:
@@ -293,7 +295,7 @@ def _unplaceable(config: EngineConfig, bundle: dict[str, float], hopeless: bool)
     )
     free = ray.available_resources()
     busy = [
-        f"{amount * config.ep_size - free.get(name, 0.0):g} {name} that others use now"
+        f"{amount * config.ep_size - free.get(name, 0.0):g} {name} that others use now, or an engine that is still open"
         for name, amount in bundle.items()
         if amount * config.ep_size > free.get(name, 0.0)
     ]

@@ -148,7 +148,7 @@ def from_mapping(values: Mapping[str, Any]) -> EngineConfig:
     """
     fields = by_field_name(values)
     if "model" not in fields:
-        raise ConfigError("no model given: set `model` to a checkpoint folder or a hub id")
+        raise ConfigError("no model given: set `model` (--model) to a checkpoint folder or a hub id")
     if isinstance(fields.get("kv_cache_memory"), str):
         fields["kv_cache_memory"] = parse_size_bytes(fields["kv_cache_memory"], "kv_cache_memory")
     if "faults" in fields:

@@ -12,6 +12,7 @@ EngineDead naming the rank and the reason. A failed request is an answer too (fi
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import dataclasses
 import itertools
@@ -24,6 +25,7 @@ from metrale_ray.cluster import Cluster
 from metrale_ray.config import EngineConfig, from_mapping
 from metrale_ray.errors import ConfigError, EngineDead, RequestError, StartError, UserError
 from metrale_ray.model.checkpoint import open_checkpoint
+from metrale_ray.model.weights import plan_weights, read_decoder_config
 from metrale_ray.progress import LoadProgress, counted
 from metrale_ray.protocol.front import FrontClient
 from metrale_ray.sampling.params import SamplingParams
@@ -50,7 +52,7 @@ class LLM:
     left running then. Close it, or use it in a `with` statement.
     """
 
-    def __init__(self, model: str | EngineConfig, **settings: Any) -> None:
+    def __init__(self, model: str | EngineConfig | None = None, **settings: Any) -> None:
         self.config = _config(model, settings).resolved()
         self._closed = False
         self._lock = threading.Lock()  # between a call that begins and `close`
@@ -58,6 +60,7 @@ class LLM:
         self._death: EngineDead | None = None
         self._numbers = itertools.count()
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
+        plan_weights(checkpoint, read_decoder_config(checkpoint), 0, self.config.ep_size)  # refuse before Ray starts
         self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint.path)
         self._cluster = Cluster(self.config)
         with LoadProgress(self.config.ep_size) as progress:
@@ -74,6 +77,7 @@ class LLM:
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self.close)  # a script that forgets to; Ray's own end comes after this
 
     def __enter__(self) -> LLM:
         return self
@@ -166,6 +170,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine and everything started for it. May be called twice."""
+        atexit.unregister(self.close)
         with self._lock:
             first, self._closed = not self._closed, True
         with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
@@ -261,22 +266,42 @@ class LLM:
     def _chat_ids(self, messages: Messages) -> list[int]:
         if self.tokenizer is None:
             raise UserError("this checkpoint has no tokenizer files, so it cannot chat; use generate with token ids")
+        if not _is_sequence(messages) or not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError('messages must be a list of {"role": ..., "content": ...}', param="messages")
         return self.tokenizer.chat(messages)
 
 
-def _config(model: str | EngineConfig, settings: dict[str, Any]) -> EngineConfig:
+def _config(model: str | EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
     if isinstance(model, EngineConfig):
         if settings:
             raise ConfigError(f"settings {', '.join(settings)} were given beside a whole EngineConfig; put them in it")
         return model
-    return from_mapping({"model": model, **settings})
+    return from_mapping(settings if model is None else {"model": model, **settings})
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list: a text, or a flat list of token ids, is one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    """One prompt or many, as a list: a text, or a flat list of token ids, is one. Raises RequestError."""
+    if isinstance(prompts, str) or (_is_sequence(prompts) and _are_ids(prompts)):
         return [prompts]  # type: ignore[list-item]  # just seen to be one prompt
+    if not _is_sequence(prompts):
+        raise _no_prompt(prompts)
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not (_is_sequence(prompt) and (not prompt or _are_ids(prompt))):
+            raise _no_prompt(prompt)
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _are_ids(values: Any) -> bool:
+    return bool(values) and all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
+def _no_prompt(given: object) -> RequestError:
+    shown = repr(given) if len(repr(given)) < 80 else f"{repr(given)[:80]}..."
+    return RequestError(f"{shown} is no prompt: give a text, a list of token ids, or a list of these", param="prompt")
 
 
 def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

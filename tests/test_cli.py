@@ -123,9 +123,8 @@ def _log_level_as_before() -> Iterator[None]:
 # What generate writes
 
 
-def test_generate_writes_the_texts_in_order_and_nothing_else_to_stdout(
-    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_writes_the_texts_in_order_and_nothing_else_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM(tokenizer=FakeTokenizer())
     assert run(llm, *BASE, "--prompt", "one", "--prompt", "two") == 0
     out, err = capsys.readouterr()
     assert out == "answer 0 é\u2028\nanswer 1 é\u2028\n"
@@ -167,6 +166,11 @@ def test_chat_puts_each_prompt_into_the_template(capsys: pytest.CaptureFixture[s
     llm = FakeLLM(tokenizer=FakeTokenizer())
     assert run(llm, *BASE, "--chat", "--prompt", "hi", "--prompt", "yo") == 0
     assert llm.prompts == [[*map(ord, "user:hi"), 0], [*map(ord, "user:yo"), 0]]
+
+
+def test_without_a_tokenizer_the_token_ids_are_written(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(llm, *BASE, "--prompt-token-ids", "5") == 0
+    assert capsys.readouterr().out.strip().replace(",", "").isdigit()
 
 
 def test_chat_without_a_tokenizer_is_refused(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:

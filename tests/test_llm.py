@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -19,7 +20,8 @@ import ray
 
 from metrale_ray import LLM, SamplingParams
 from metrale_ray.config import FaultSpec
-from metrale_ray.errors import EngineDead, PlacementError, RequestError, StartError
+from metrale_ray.errors import CheckpointError, ConfigError, EngineDead, PlacementError, RequestError, StartError
+from metrale_ray.llm import _listed
 from metrale_ray.serve.text import load_tokenizer
 from tests.fixtures.succ import write_succ
 from tests.fixtures.tiny import VOCAB_SIZE, write_tiny
@@ -230,6 +232,26 @@ def test_a_request_that_is_refused_leaves_the_others_alone(model: Path, expected
         outputs = llm.generate([[1] * 2000, PROMPTS[1]], GREEDY, progress=False)
     assert outputs[0].outputs[0].error_code == "context_length_exceeded"
     assert outputs[1].outputs[0].token_ids == expected[1]
+
+
+@pytest.mark.parametrize("prompts", [None, [3.5], [[1, "a"]], [True], {"prompt": "a"}])
+def test_what_is_no_prompt_is_refused_with_what_is(model: Path, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="give a text, a list of token ids, or a list of these"):
+        _listed(prompts)
+
+
+def test_mistakes_that_files_show_are_found_before_anything_starts(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, "qwen3_moe")
+    config = json.loads((folder / "config.json").read_text())
+    for changes, message in (
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM, which is not supported"),
+        ({"num_hidden_layers": 4}, "missing from the checkpoint"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(CheckpointError, match=message):
+            start(folder)
+    with pytest.raises(ConfigError, match="did you mean 'model'"):
+        LLM(modle=str(folder))
 
 
 @pytest.fixture(scope="module")
