@@ -64,6 +64,18 @@ def main(
         return _report(error, given)
 
 
+def entry() -> None:
+    """The console script: `main`, and the end of the process."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == INTERRUPTED:
+        # Everything is closed. An interrupt in the middle of Ray's start leaves threads of Ray's that crash the
+        # interpreter's own end.
+        os._exit(code)
+    sys.exit(code)
+
+
 def generate(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM) -> int:
     """Complete the prompts and write the answers, in order."""
     config = _configure(given)
@@ -176,4 +188,4 @@ def _drop_output() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -156,16 +156,15 @@ class Cluster:
 
     def close(self) -> None:
         """End every actor, give the resources back, and end Ray if it was started here. May be called again."""
-        if not ray.is_initialized():
-            return
         with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
             if self._owns_ray:
-                closing.callback(ray.shutdown)
-            if self._group is not None:
-                closing.callback(remove_placement_group, self._group)
-            for actor in self._actors:
-                closing.callback(ray.kill, actor, no_restart=True)
-            closing.callback(self.stop)
+                closing.callback(ray.shutdown)  # also one whose start was interrupted
+            if ray.is_initialized():
+                if self._group is not None:
+                    closing.callback(remove_placement_group, self._group)
+                for actor in self._actors:
+                    closing.callback(ray.kill, actor, no_restart=True)
+                closing.callback(self.stop)
         self._actors, self._runs, self._group, self._owns_ray = [], [], None, False
 
     def _connect(self) -> None:

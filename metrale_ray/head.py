@@ -92,6 +92,7 @@ class Head:
         self._clients = _Clients()
         self._links: list[HeadLink] = []
         self._setup: RankSetup | None = None
+        self._engine: Engine | None = None
         self._collectives: Collectives | None = None
         self._stats: dict[str, Any] = {}  # replaced whole by the engine thread, between steps
 
@@ -175,7 +176,7 @@ class Head:
     def _engine_main(self) -> None:
         failure: MetraleError | None = None
         try:
-            engine = self._start(self._required_setup())
+            engine = self._engine = self._start(self._required_setup())
             self._note_stats(engine)
             self._state = HeadState("ready", {})
             self._run(engine)
@@ -278,10 +279,12 @@ class Head:
             engine.finish(request_id)
         else:
             engine.abort(request_id)
+        self._note_stats(engine)
         answer = Output(number, 0, (), "stop" if finished else "abort")
         self._loop.call_soon_threadsafe(self._post, {front: [answer]})
 
     def _note_stats(self, engine: Engine) -> None:
+        """Before anybody is told of a step, and after each."""
         self._stats = {**engine.stats(), "epoch": FIRST_EPOCH}
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
@@ -292,6 +295,8 @@ class Head:
             client = self._clients.drop(request_id) if ended else self._clients.by_request.get(request_id)
             if client is not None:
                 outputs.setdefault(client[0], []).append(_output(client[1], delivery))
+        if self._engine is not None:
+            self._note_stats(self._engine)  # whoever has its last token finds it in the figures
         self._loop.call_soon_threadsafe(self._post, outputs)
 
     def _describe(self, error: Exception) -> MetraleError:
