@@ -164,11 +164,13 @@ def test_a_command_without_rows_that_fails_again_and_again_is_its_ranks_fault(
     assert all(isinstance(left, LinkLost) for left in outcome.left.values())  # the head has closed the links
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(("ep_size", "rank"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
 @pytest.mark.parametrize("phase", ["validation", "reply"])
-def test_a_load_that_fails_ends_the_start_with_the_rank_and_its_reason(model: Path, rank: int, phase: Phase) -> None:
+def test_a_load_that_fails_ends_the_start_with_the_rank_and_its_reason(
+    model: Path, ep_size: int, rank: int, phase: Phase
+) -> None:
     fault = FaultSpec(rank=rank, phase=phase, cmd="load", message=FAILS)
-    outcome = run_engine(model, script, ep_size=3, faults=(fault,), **SETTINGS)
+    outcome = run_engine(model, script, ep_size=ep_size, faults=(fault,), **SETTINGS)
     assert isinstance(outcome.head_error, StartError)
     assert f"rank {rank} could not load: {FAILS}" in outcome.head_error.message
 
@@ -304,8 +306,10 @@ def test_the_first_and_the_last_reduction_are_no_exception(
             check_the_rest(run_engine(model, script, ep_size=2, faults=(fault,), **SETTINGS), healthy, set())
 
 
-def test_v1_confines_a_failure_in_the_same_way(model: Path, healthy: Outcome) -> None:
-    fault = FaultSpec(rank=1, phase="inside", first_token=13, cmd="decode", message=FAILS)
+@pytest.mark.parametrize("ep_size", [2, 3])
+@pytest.mark.parametrize("name", ["prefill_chunk", "decode"])
+def test_v1_confines_a_failure_in_the_same_way(model: Path, healthy: Outcome, name: str, ep_size: int) -> None:
     settings = SETTINGS | {"ep_protocol": "v1", "max_batch_size": 1}
-    outcome = run_engine(model, script, ep_size=2, faults=(fault,), **settings)
-    check_the_rest(outcome, healthy, {2})
+    for rank, phase in places(ep_size):
+        fault = FaultSpec(rank=rank, phase=phase, layer=1, first_token=13, cmd=name, message=FAILS)
+        check_the_rest(run_engine(model, script, ep_size=ep_size, faults=(fault,), **settings), healthy, {2})
