@@ -302,3 +302,10 @@ def test_unknown_variables_are_told_with_the_nearest_name(caplog: pytest.LogCapt
 
 def test_known_variables_and_those_of_others_are_not_told() -> None:
     assert warn_unknown_variables({"METRALE_EP_PROTOCOL": "v1", "METRALE_LOG_LEVEL": "info", "RAY_ADDRESS": "x"}) == []
+
+
+@pytest.mark.parametrize(("name", "limit"), [("max_batch_size", 4096), ("max_num_batched_tokens", 2**20)])
+def test_no_setting_asks_for_more_than_one_command_can_hold(name: str, limit: int) -> None:
+    assert getattr(EngineConfig(model="m", **{name: limit}), name) == limit
+    with pytest.raises(ConfigError, match=f"{name} is {limit + 1}; one command holds up to {limit}"):
+        EngineConfig(model="m", **{name: limit + 1})

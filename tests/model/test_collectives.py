@@ -14,7 +14,7 @@ import torch
 
 from metrale_ray.baton import Baton
 from metrale_ray.errors import LinkLost, PeerFailed
-from metrale_ray.model.collectives import Collectives, InProcess, InProcessGroup, OneRank
+from metrale_ray.model.collectives import Collectives, InProcess, InProcessGroup, OneRank, _wait_slice
 from tests.gloo_rig import Ranks
 
 HIDDEN = 16
@@ -196,3 +196,25 @@ def reduce_without_rank_1(join: Join, how: int) -> float:
 def test_processes_do_not_wait_for_one_that_died_or_stopped_longer_than_the_links_need(how: signal.Signals) -> None:
     with Ranks(2, reduce_without_rank_1, int(how)) as ranks:
         assert ranks.result(0) < 5
+
+
+class LateWork:
+    """A reduction that completes just after a slice of its wait has ended, well or badly."""
+
+    def __init__(self, failure: RuntimeError | None) -> None:
+        self._failure = failure
+
+    def wait(self, timeout: Any = None) -> None:
+        if timeout is not None:
+            raise RuntimeError("the slice has ended")
+        if self._failure is not None:
+            raise self._failure
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_a_reduction_that_completes_at_the_end_of_a_slice_is_not_lost() -> None:
+    assert _wait_slice(LateWork(None))
+    with pytest.raises(RuntimeError, match="connection closed"):
+        _wait_slice(LateWork(RuntimeError("connection closed")))
