@@ -91,6 +91,7 @@ ENGINE_FLAGS = (
     Flag(("--block-size",), "tokens in one block of the KV cache", int),
     Flag(("--watermark",), "share of the blocks that stays free when a sequence is admitted", float),
     Flag(("--seed",), "seed of the requests that have none", int),
+    Flag(("--name",), "name of the engine on a Ray that others use too"),
     Flag(("--address",), "address of a running Ray; none starts one here"),
     Flag(("--placement",), "how Ray places the ranks on nodes", metavar="|".join(PLACEMENTS)),
     Flag(("--num-cpus-per-rank",), "cores of one rank; below 1 shares a core", float),

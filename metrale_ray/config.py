@@ -41,6 +41,7 @@ SIZE_UNITS = dict(
         strict=True,
     )
 )
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
 KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL")
 
@@ -79,11 +80,13 @@ class FaultSpec:
 class EngineConfig:
     """Everything that the engine can be told. Names are the flags' names with underscores.
 
-    Units: `kv_cache_memory` in bytes per rank; `*_s` in seconds. None means: chosen at start, see docs.
+    Units: `kv_cache_memory` in bytes per rank; `*_s` in seconds. None means: chosen at start, see docs. `name` is the
+    engine's on a Ray that others use too: one engine of a name runs at a time.
     """
 
     model: str
     revision: str | None = None
+    name: str | None = None
     ep_size: int = 1
     max_batch_size: int = 32
     max_model_len: int | None = None
@@ -268,6 +271,8 @@ def _check_texts(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise ConfigError(f"{name} is {value!r}; it must be a text that is not empty, or be left out")
+    if config.name is not None and (not isinstance(config.name, str) or not NAME_PATTERN.fullmatch(config.name)):
+        raise ConfigError(f"name is {config.name!r}; it must be 1 to 64 letters, digits, dots, dashes or underscores")
     if config.ep_protocol is not None:
         resolve_version(config.ep_protocol, None)
     if not isinstance(config.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):

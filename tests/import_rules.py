@@ -30,6 +30,7 @@ LEVELS = {
     "config": 0,
     "errors": 0,
     "baton": 0,
+    "parent_death": 0,
     "protocol.session": 1,
     "protocol.codec": 1,
     "protocol.command_body": 1,

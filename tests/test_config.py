@@ -53,6 +53,7 @@ def bad_values() -> list[tuple[str, Any, str]]:
     rows += [(name, v, ", ".join(CHOICES[name])) for name in CHOICES for v in ("", "Auto!", None, 3, ["auto"])]
     rows += [("model", v, "a checkpoint folder or a hub id") for v in ("", None, 3)]
     rows += [(name, v, "a text that is not empty") for name in ("revision", "address") for v in ("", 7)]
+    rows += [("name", v, "1 to 64 letters, digits, dots, dashes") for v in ("", "a b", "a/b", "x" * 65, 7)]
     rows += [("ep_protocol", v, "'v1' and 'v2'") for v in ("", "v3", "V1", "1", 1)]
     rows += [("device", v, "auto, cpu, cuda and cuda:N") for v in ("", "gpu", "cuda:", "cuda:x", 0, None)]
     rows += [("watermark", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, True, "0.1", None, math.nan)]

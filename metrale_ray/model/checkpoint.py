@@ -20,6 +20,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ SHARDS = "model-*-of-*.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Two checkpoints of one architecture differ in the first values of nearly every tensor.
 COMPARED_BYTES = 4096
+# What ranks compare of each file's data: some milliseconds even from a network drive, and no training step of a model
+# leaves 64 pieces of it as they were.
+NUM_SAMPLES, SAMPLE_BYTES = 64, 1024
 
 Headers = dict[Path, tuple[bytes, dict[str, TensorRecord]]]
 
@@ -49,14 +53,15 @@ Headers = dict[Path, tuple[bytes, dict[str, TensorRecord]]]
 class Checkpoint:
     """A checked checkpoint. `path` is its folder; `tensors` is by name.
 
-    `digest` covers config.json and the headers of all files read, not the data: ranks compare it at the start.
+    `digests` has one entry for each file read, by its name, and ranks compare them at the start: config.json whole; of
+    weights the header, and samples of the data all over the file, so that another training of one architecture shows.
     """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     tensors: dict[str, TensorRecord]
-    digest: str
+    digests: dict[str, str]
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -74,12 +79,15 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     """
     folder = locate(model, revision)
     config_bytes, config = _read_json(folder / CONFIG)
-    generation = _read_json(folder / GENERATION_CONFIG)[1] if (folder / GENERATION_CONFIG).exists() else {}
+    has_generation = (folder / GENERATION_CONFIG).exists()
+    generation_bytes, generation = _read_json(folder / GENERATION_CONFIG) if has_generation else (b"", {})
     for file, values in ((CONFIG, config), (GENERATION_CONFIG, generation)):
         _check_eos(folder / file, values.get("eos_token_id"))
     headers = _read_headers(folder)
     tensors = {name: record for _, records in headers.values() for name, record in records.items()}
-    return Checkpoint(folder, config, generation, tensors, _digest(config_bytes, headers))
+    digests = {CONFIG: _digest(config_bytes), GENERATION_CONFIG: _digest(generation_bytes)}
+    digests |= {file.name: _digest(header, *_samples(file)) for file, (header, _) in headers.items()}
+    return Checkpoint(folder, config, generation, tensors, digests)
 
 
 def _read_json(file: Path) -> tuple[bytes, dict[str, Any]]:
@@ -242,9 +250,22 @@ def _no_weights(folder: Path) -> CheckpointError:
     return CheckpointError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}{reason}{_left_overs(folder)}")
 
 
-def _digest(config_bytes: bytes, headers: Headers) -> str:
+def _digest(*parts: bytes) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (config_bytes, *(header for header, _ in headers.values())):
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def _samples(file: Path) -> Iterator[bytes]:
+    """The file's length, and pieces of it at even distances, its end among them."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            yield size.to_bytes(8, "little")
+            last = max(0, size - SAMPLE_BYTES)
+            for number in range(NUM_SAMPLES):
+                yield os.pread(stream.fileno(), SAMPLE_BYTES, last * (number + 1) // NUM_SAMPLES)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error

@@ -39,10 +39,11 @@ GPU_CACHE_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """One rank before it holds a weight."""
+    """One rank before it holds a weight. `host` is its node's address, for messages; empty where there is one node."""
 
     config: EngineConfig
     rank: int
+    host: str
     checkpoint: Checkpoint
     decoder: DecoderConfig
     device: torch.device
@@ -61,13 +62,14 @@ class RankSetup:
         )
 
 
-def open_rank(config: EngineConfig, rank: int) -> RankSetup:
-    """Read the checkpoint's configuration and headers. Raises ConfigError or CheckpointError."""
+def open_rank(config: EngineConfig, rank: int, host: str = "") -> RankSetup:
+    """Read the checkpoint's configuration and headers, on this rank's node. Raises ConfigError or CheckpointError."""
     checkpoint = open_checkpoint(config.model, config.revision)
     decoder = family_of(checkpoint.config).read_config(checkpoint.config)
     return RankSetup(
         config=config,
         rank=rank,
+        host=host,
         checkpoint=checkpoint,
         decoder=decoder,
         device=resolve_device(config.device),
@@ -82,7 +84,6 @@ def introduce(setup: RankSetup) -> Hello:
     must_equal = {
         "build": build(),
         "torch": str(torch.__version__),
-        "model": setup.checkpoint.digest,
         "architecture": setup.decoder.architecture,
         "dtype": str(setup.dtype),
         "device": setup.device.type,
@@ -95,7 +96,13 @@ def introduce(setup: RankSetup) -> Hello:
         "max_model_len": str(setup.max_model_len),
         "max_num_batched_tokens": str(config.max_num_batched_tokens),
     }
-    told = {"host": socket.gethostname(), "process": str(os.getpid()), "python": platform.python_version()}
+    must_equal |= {f"file {name}": digest for name, digest in setup.checkpoint.digests.items()}
+    told = {
+        "host": socket.gethostname(),
+        "address": setup.host,
+        "process": str(os.getpid()),
+        "python": platform.python_version(),
+    }
     return Hello(
         rank=Rank(setup.rank),
         version=config.protocol_version.value,
@@ -106,15 +113,25 @@ def introduce(setup: RankSetup) -> Hello:
 
 
 def differences(mine: Hello, other: Hello) -> list[str]:
-    """One line for each entry that differs, with both values."""
+    """One line for each entry that differs, with both values, each rank with its node."""
+    here, there = _where(mine), _where(other)
     lines = []
     if mine.version != other.version:
-        lines.append(f"protocol: rank {mine.rank} has v{mine.version}, rank {other.rank} has v{other.version}")
+        lines.append(f"protocol: {here} has v{mine.version}, {there} has v{other.version}")
     for name in sorted(mine.must_equal.keys() | other.must_equal.keys()):
-        here, there = mine.must_equal.get(name), other.must_equal.get(name)
-        if here != there:
-            lines.append(f"{name}: rank {mine.rank} has {here!r}, rank {other.rank} has {there!r}")
+        my_value, other_value = mine.must_equal.get(name), other.must_equal.get(name)
+        if my_value != other_value:
+            lines.append(f"{name}: {here} has {_shown(my_value)}, {there} has {_shown(other_value)}")
     return lines
+
+
+def _where(hello: Hello) -> str:
+    node = hello.told.get("address")
+    return f"rank {hello.rank} on {node}" if node else f"rank {hello.rank}"
+
+
+def _shown(value: str | None) -> str:
+    return "none" if value is None else repr(value)
 
 
 def build_replica(

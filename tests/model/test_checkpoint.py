@@ -118,12 +118,20 @@ def test_an_end_of_text_that_is_no_token_id_is_refused(tmp_path: Path, value: An
         assert f"{name}: eos_token_id is" in refusal(tmp_path)
 
 
-def test_the_digest_is_that_of_any_copy_and_another_one_for_another_header_or_configuration(tmp_path: Path) -> None:
-    first = open_checkpoint(str(write_single(tmp_path / "a"))).digest
-    assert open_checkpoint(str(write_single(tmp_path / "b"))).digest == first
-    assert open_checkpoint(str(write_single(tmp_path / "c", WEIGHTS | {"norm": torch.ones(5)}))).digest != first
-    (tmp_path / "b" / "config.json").write_text('{"model_type": "other"}')
-    assert open_checkpoint(str(tmp_path / "b")).digest != first
+def test_the_digests_are_those_of_any_copy_and_others_for_another_header_configuration_or_value(tmp_path: Path) -> None:
+    first = open_checkpoint(str(write_single(tmp_path / "a"))).digests
+    assert open_checkpoint(str(write_single(tmp_path / "b"))).digests == first
+    others = {
+        "c": WEIGHTS | {"norm": torch.ones(5)},
+        "d": {name: tensor + 1 for name, tensor in WEIGHTS.items()},
+    }
+    for folder, weights in others.items():
+        other = open_checkpoint(str(write_single(tmp_path / folder, weights))).digests
+        assert [name for name in first if other[name] != first[name]] == ["model.safetensors"]
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / "b" / name).write_text('{"model_type": "other"}')
+        other = open_checkpoint(str(tmp_path / "b")).digests
+        assert name in [file for file in first if other[file] != first[file]]
 
 
 def test_a_missing_or_broken_configuration_is_refused(tmp_path: Path) -> None:

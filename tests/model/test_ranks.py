@@ -46,7 +46,13 @@ def test_each_setting_that_differs_is_named_with_both_values(tiny: TINY, changes
 
 def test_another_checkpoint_is_a_difference(tiny: TINY) -> None:
     mine, other = (introduce(open_rank(config(tiny(v), ep_size=2), 0)) for v in ("qwen3", "qwen3, 5 experts"))
-    assert any(line.startswith("model: ") for line in differences(mine, other))
+    assert any(line.startswith("file model.safetensors: rank 0 has") for line in differences(mine, other))
+
+
+def test_a_difference_names_the_nodes_where_they_are_known(tiny: TINY) -> None:
+    mine = introduce(open_rank(config(tiny("qwen3"), ep_size=2, block_size=8), 0, "10.0.0.1"))
+    other = introduce(open_rank(config(tiny("qwen3"), ep_size=2), 1, "10.0.0.2"))
+    assert differences(mine, other) == ["block_size: rank 0 on 10.0.0.1 has '8', rank 1 on 10.0.0.2 has '16'"]
 
 
 def test_a_given_cache_size_is_kept_to_the_block(tiny: TINY) -> None:
