@@ -3,6 +3,10 @@
 
 Rules. Ray places, starts and watches; it is never on the path of a token. Actors are never restarted: one that came
 back would be blank, and answer. Whatever happens between `start` and `close`, `close` leaves nothing running.
+
+Each actor has a name, `ENGINE/rank-N`, in a namespace of ours: an engine's name is taken as long as a rank of it runs.
+A rank listens on the address by which Ray's other nodes know its node, and on no other; on a Ray of our own, which is
+one machine, on the loopback address.
 """
 
 from __future__ import annotations
@@ -12,8 +16,11 @@ import dataclasses
 import logging
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -23,6 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
 from metrale_ray.head import Head, HeadState
+from metrale_ray.parent_death import die_with_parent
 from metrale_ray.worker import HeadAddress, Worker
 
 log = logging.getLogger(__name__)
@@ -30,6 +38,23 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 # A head that was asked to stop finishes its step and tells the workers; longer than that, and it is killed.
 STOP_TIMEOUT_S = 10.0
+NAMESPACE = "metrale_ray"
+LOOPBACK = "127.0.0.1"
+# How long a name may still be taken by ranks that are ending just now, those of a driver that was killed for example.
+NAME_WAIT_S = 5.0
+# What of the driver's environment goes to the ranks on other nodes: where libraries find models and interfaces. Nothing
+# else does, least of all keys and tokens.
+FORWARDED_VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+)
 # After one rank has ended, how long to wait for another's reason, which may be the real one.
 REASON_WAIT_S = 1.0
 
@@ -37,9 +62,11 @@ REASON_WAIT_S = 1.0
 class HeadActor:
     """`Head` as a Ray actor. Ray's own loop is the head's asyncio loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, host: str | None) -> None:
+        die_with_parent()
         _log_to_stderr(config)
-        self._head = Head(config, ray.util.get_node_ip_address())
+        self._host = host or _node_address()
+        self._head = Head(config, self._host)
 
     async def listen(self) -> tuple[dict[int, HeadAddress], str]:
         """Open every door: one address for each worker, and the fronts' one."""
@@ -64,16 +91,18 @@ class HeadActor:
 
     async def whoami(self) -> dict[str, Any]:
         """Process id, node and address of this rank."""
-        return _whoami(0)
+        return _whoami(0, self._host)
 
 
 class WorkerActor:
     """`Worker` as a Ray actor. `run` occupies its thread for good; questions have a concurrency group of their own."""
 
-    def __init__(self, config: EngineConfig, rank: int) -> None:
+    def __init__(self, config: EngineConfig, rank: int, host: str | None) -> None:
+        die_with_parent()
         _log_to_stderr(config)
         self._rank = rank
-        self._worker = Worker(config, rank, ray.util.get_node_ip_address())
+        self._host = host or _node_address()
+        self._worker = Worker(config, rank, self._host)
 
     def run(self, head: HeadAddress) -> None:
         """Carry out commands until shutdown."""
@@ -82,7 +111,7 @@ class WorkerActor:
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whoami(self) -> dict[str, Any]:
         """Process id, node and address of this rank."""
-        return _whoami(self._rank)
+        return _whoami(self._rank, self._host)
 
 
 class Cluster:
@@ -90,6 +119,7 @@ class Cluster:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        self.name = config.name or f"engine-{uuid.uuid4().hex[:8]}"
         self.front_address = ""
         self.ranks: list[dict[str, Any]] = []
         self._owns_ray = False
@@ -108,6 +138,7 @@ class Cluster:
         try:
             self._connect()
             self.config = _with_resources(self.config)
+            self._claim_name()
             self._group = self._place()
             self._start_actors()
             self._wait_ready(on_state)
@@ -174,21 +205,33 @@ class Cluster:
         self._is_local = address == "local"
         self._owns_ray = True  # from now on: an interrupt may come before `init` returns
         try:
-            ray.init(
-                address=address,
-                include_dashboard=False if address == "local" else None,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with _own_sigterm_handler():
+                ray.init(
+                    address=address,
+                    include_dashboard=False if address == "local" else None,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise StartError(f"cannot reach Ray at {address!r}: {_first_line(error)}") from error
+
+    def _claim_name(self) -> None:
+        """Refuse a name that another engine has. The ranks of one that is ending are given a moment to go."""
+        names = [_actor_name(self.name, rank) for rank in range(self.config.ep_size)]
+        deadline = time.monotonic() + NAME_WAIT_S
+        while any(map(_is_taken, names)):
+            if time.monotonic() >= deadline:
+                raise _name_taken(self.name)
+            time.sleep(POLL_S)
 
     def _place(self) -> PlacementGroup:
         config = self.config
         bundle = {"CPU": float(config.num_cpus_per_rank or 1)}
         if config.num_gpus_per_rank:
             bundle["GPU"] = float(config.num_gpus_per_rank)
-        group = placement_group([dict(bundle) for _ in range(config.ep_size)], strategy=config.placement)
+        group = placement_group(
+            [dict(bundle) for _ in range(config.ep_size)], strategy=config.placement, name=self.name
+        )
         self._group = group
         deadline = time.monotonic() + config.placement_timeout_s
         while True:
@@ -202,26 +245,37 @@ class Cluster:
 
     def _start_actors(self) -> None:
         config = self.config
-        head = self._actor(HeadActor, 0).remote(config)
-        self._actors.append(head)
-        workers = [self._actor(WorkerActor, rank).remote(config, rank) for rank in range(1, config.ep_size)]
-        self._actors += workers
+        host = LOOPBACK if self._owns_ray and self._is_local else None
+        head = self._create(HeadActor, 0, config, host)
+        workers = [self._create(WorkerActor, rank, config, rank, host) for rank in range(1, config.ep_size)]
         addresses, self.front_address = self._get(head.listen.remote())
         self._runs = [head.serve.remote()]
         self._runs += [worker.run.remote(addresses[rank]) for rank, worker in enumerate(workers, start=1)]
         self.ranks = self._get([actor.whoami.remote() for actor in self._actors])
 
-    def _actor(self, kind: type, rank: int) -> Any:
+    def _create(self, kind: type, rank: int, *arguments: Any) -> Any:
+        """One rank's actor, in its bundle of the placement group."""
         config = self.config
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
         remote = ray.remote if kind is HeadActor else ray.remote(concurrency_groups={"control": 2})
-        return remote(kind).options(
+        options = remote(kind).options(
+            name=_actor_name(self.name, rank),
+            namespace=NAMESPACE,
             num_cpus=float(config.num_cpus_per_rank or 1),
             num_gpus=float(config.num_gpus_per_rank or 0),
             scheduling_strategy=strategy,
+            runtime_env=_runtime_env(os.environ),
             max_restarts=0,
             max_task_retries=0,
         )
+        try:
+            actor = options.remote(*arguments)
+        except ValueError as error:  # another start took the name a moment ago
+            if "already taken" not in str(error):
+                raise
+            raise _name_taken(self.name) from error
+        self._actors.append(actor)
+        return actor
 
     def _get(self, refs: Any) -> Any:
         try:
@@ -251,9 +305,56 @@ class Cluster:
         for rank, ref in enumerate(self._runs):
             error = _own_error_of(ref) if ref in ended else None
             if isinstance(error, StartError | ConfigError):
-                return error if rank == 0 else type(error)(f"rank {rank}: {error.message}")
+                return error if rank == 0 else type(error)(f"{self._place_of(rank)}: {error.message}")
         dead = self.failure()
         return StartError(dead.message if dead else "the engine ended during its start")
+
+    def _place_of(self, rank: int) -> str:
+        """The rank, with its node where there are several."""
+        nodes = {place["address"] for place in self.ranks}
+        return f"rank {rank} on {self.ranks[rank]['address']}" if len(nodes) > 1 else f"rank {rank}"
+
+
+def _actor_name(engine: str, rank: int) -> str:
+    return f"{engine}/rank-{rank}"
+
+
+def _is_taken(actor_name: str) -> bool:
+    try:
+        ray.get_actor(actor_name, namespace=NAMESPACE)
+    except ValueError:  # nobody has it
+        return False
+    return True
+
+
+def _name_taken(name: str) -> StartError:
+    return StartError(
+        f"an engine named {name!r} runs on this Ray already; end it, choose another name (--name), or give none"
+    )
+
+
+def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """What a rank gets of the driver's environment; None, which costs nothing, where there is nothing to give."""
+    variables = {name: environment[name] for name in FORWARDED_VARIABLES if name in environment}
+    return {"env_vars": variables} if variables else None
+
+
+@contextlib.contextmanager
+def _own_sigterm_handler() -> Iterator[None]:
+    """Ray's start replaces the process's handler of SIGTERM; one that the caller has installed comes back."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _node_address() -> str:
+    """The address by which Ray's other nodes know this one: of several interfaces, a guess may name another."""
+    here = ray.get_runtime_context().get_node_id()
+    address: str = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+    return address
 
 
 def _with_resources(config: EngineConfig) -> EngineConfig:
@@ -354,14 +455,8 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _whoami(rank: int) -> dict[str, Any]:
-    context = ray.get_runtime_context()
-    return {
-        "rank": rank,
-        "pid": os.getpid(),
-        "node": context.get_node_id(),
-        "address": ray.util.get_node_ip_address(),
-    }
+def _whoami(rank: int, host: str) -> dict[str, Any]:
+    return {"rank": rank, "pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "address": host}
 
 
 def _log_to_stderr(config: EngineConfig) -> None:

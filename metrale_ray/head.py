@@ -100,7 +100,7 @@ class Head:
         """Check the checkpoint, and open every door: one address for each worker. Raises CheckpointError."""
         config = self._config
         self._loop = asyncio.get_running_loop()
-        self._setup = await asyncio.to_thread(open_rank, config, 0)
+        self._setup = await asyncio.to_thread(open_rank, config, 0, self._host)
         transports = {rank: ZmqTransport.listen(self._host, f"rank {rank}") for rank in range(1, config.ep_size)}
         self._links = [HeadLink(Rank(rank), t, self._version, FIRST_EPOCH) for rank, t in transports.items()]
         self._store, store_port = host_store(self._host, config.start_timeout_s)

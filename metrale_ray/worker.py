@@ -56,7 +56,7 @@ class Worker:
         link = WorkerLink(Rank(self.rank), transport, self._config.worker_version())
         collectives: Collectives | None = None
         try:
-            setup = open_rank(self._config, self.rank)
+            setup = open_rank(self._config, self.rank, self._host)
             link.hello(introduce(setup))
             link.expect_welcome(self._config.start_timeout_s)
             collectives = join_group(setup, link)
