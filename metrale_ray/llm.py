@@ -60,7 +60,10 @@ class LLM:
         self._death: EngineDead | None = None
         self._numbers = itertools.count()
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
-        plan_weights(checkpoint, read_decoder_config(checkpoint), 0, self.config.ep_size)  # refuse before Ray starts
+        decoder = read_decoder_config(checkpoint)
+        plan_weights(checkpoint, decoder, 0, self.config.ep_size)  # refuse before Ray starts
+        # Tokens of one sequence, prompt and answer.
+        self.max_model_len = self.config.max_model_len or decoder.max_positions
         self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint.path)
         self._cluster = Cluster(self.config)
         with LoadProgress(self.config.ep_size) as progress:
