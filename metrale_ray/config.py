@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["validation", "before", "inside", "after", "reply"]
 PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
-FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "diverge")
+FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", "diverge")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -55,18 +55,20 @@ class FaultSpec:
     sequence, from command number `command` on if that is given too; keyed by `command` alone (the number in the epoch)
     it fires once. `cmd` narrows it to one command name; a free counts as a run only when it is named. `kind`: "fail"
     raises, "poison" raises SlotPoisoned for the sequence's slot, "leave" raises Desync, "kill" ends the process, "stop"
-    stops it (SIGSTOP), "diverge" corrupts the rank's digest. `blame` says whether the error names the slot.
+    stops it (SIGSTOP), "slow" holds it up for `seconds`, "diverge" corrupts the rank's digest. `blame` says whether the
+    error names the slot.
     """
 
     rank: int
     phase: Phase
-    kind: Literal["fail", "poison", "leave", "kill", "stop", "diverge"] = "fail"
+    kind: Literal["fail", "poison", "leave", "kill", "stop", "slow", "diverge"] = "fail"
     layer: int = 0
     first_token: int | None = None
     command: int | None = None
     cmd: str | None = None
     blame: bool = False
     message: str = "injected fault"
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _one_of("the phase of a fault", self.phase, PHASES)
@@ -74,6 +76,8 @@ class FaultSpec:
         for name in ("rank", "layer", "first_token", "command"):
             if getattr(self, name) is not None or name in ("rank", "layer"):
                 _at_least(f"the {name} of a fault", getattr(self, name), 0)
+        if not _is_number(self.seconds) or not 0 <= self.seconds <= 3600:
+            raise ConfigError(f"the seconds of a fault are {self.seconds!r}; they must be a number from 0 to 3600")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from metrale_ray.config import FaultSpec, Phase
@@ -86,6 +87,8 @@ class Faults:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "slow":
+                time.sleep(spec.seconds)
             case "diverge":
                 self._diverge()
 
