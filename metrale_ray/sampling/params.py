@@ -1,173 +1,81 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`SamplingParams`: how one request wants its tokens chosen and when it ends.
+"""`SamplingParams`: `TokenParams` and what a request says in texts, which stays in the front.
 
-Rules: names and defaults are vLLM's; a value is checked and brought into one form when the object is made, so whoever
-holds one holds a legal one; every refusal names the field, what was given, what is allowed and what to change. Each
-list has a limit, so that a small request cannot order a large amount of work.
+Rules: as of `TokenParams`: vLLM's names and defaults, every value checked when the object is made, every list with a
+limit. `for_tokens` gives the part that is sent to the head.
 
-What it leaves out: everything that depends on the model (token ids within the vocabulary, the length limit), which
-the scheduler checks. No torch here.
+What it leaves out: turning texts into tokens, which needs the tokenizer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Unpack
 
-from metrale_ray.errors import RequestError
+from metrale_ray.sampling import checks
+from metrale_ray.sampling.checks import U32_MAX as U32_MAX
+from metrale_ray.sampling.token_params import MAX_STOP_TOKEN_IDS as MAX_STOP_TOKEN_IDS
+from metrale_ray.sampling.token_params import TokenFields, TokenParams
 
-U32_MAX = 2**32 - 1
-U64_MAX = 2**64 - 1
-# Above 100 every distribution is flat; what is larger is a mistake.
-MAX_TEMPERATURE = 100.0
-# Each is searched for at each token; the front does this on one core for all of its requests.
 MAX_STOP_STRINGS = 16
+"""Each is searched for at each token; the front does this on one core for all of its requests."""
+
 MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKEN_IDS = 128
+"""Characters of one stop string: so much text is held back while it may still become one."""
+
+MAX_BAD_WORDS = 1000
+"""Each is tokenized twice when the request comes, and looked for at each token."""
+
+MAX_BAD_WORD_CHARACTERS = 256
+"""Characters of one bad word."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class SamplingParams:
+class SamplingParams(TokenParams):
     """How tokens are chosen, and when the text ends. Every field may be given as a keyword; all have defaults.
 
-    temperature: 0 to 100. 0 takes the most likely token (the lowest id on a tie); the logits are divided by the rest.
-    top_k: keep the k most likely tokens; 0 keeps all, and so does -1, which becomes 0.
-    top_p: above 0, at most 1. Keep the fewest most likely tokens whose probabilities reach it.
-    seed: 0 to 2**64 - 1. The same seed, prompt and parameters give the same tokens. None: the engine chooses one.
-    max_tokens: at most so many tokens are generated, from 1. None: as many as the model's length limit leaves.
-    ignore_eos: go on after the model's end-of-sequence token.
+    The fields of `TokenParams`, and:
+
     stop: texts that end the output, 16 of up to 256 characters each; a single str is taken as one.
-    stop_token_ids: up to 128 token ids that end the output.
+    include_stop_str_in_output: leave the stop text at the end of the output.
+    skip_special_tokens: leave special tokens, such as the end of the sequence, out of the text.
+    bad_words: texts that must not occur in the output, 1000 of up to 256 characters each.
 
     Raises RequestError, with `param` naming the field.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int | None
-    max_tokens: int | None
-    ignore_eos: bool
     stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    bad_words: tuple[str, ...]
 
     def __init__(
         self,
         *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        max_tokens: int | None = 16,
-        ignore_eos: bool = False,
         stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        bad_words: Sequence[str] | None = None,
+        **token_fields: Unpack[TokenFields],
     ) -> None:
+        TokenParams.__init__(self, **token_fields)
         values = {
-            "temperature": _temperature(temperature),
-            "top_k": _top_k(top_k),
-            "top_p": _top_p(top_p),
-            "seed": None if seed is None else _integer("seed", seed, 0, U64_MAX, "2**64 - 1"),
-            "max_tokens": None if max_tokens is None else _integer("max_tokens", max_tokens, 1, U32_MAX, "2**32 - 1"),
-            "ignore_eos": _flag("ignore_eos", ignore_eos),
-            "stop": _stop(stop),
-            "stop_token_ids": _stop_token_ids(stop_token_ids),
+            "stop": checks.texts("stop", stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS),
+            "include_stop_str_in_output": checks.flag("include_stop_str_in_output", include_stop_str_in_output),
+            "skip_special_tokens": checks.flag("skip_special_tokens", skip_special_tokens),
+            "bad_words": checks.texts("bad_words", bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
+    def for_tokens(self, bad_token_ids: Sequence[Sequence[int]] = (), end_token_ids: Sequence[int] = ()) -> TokenParams:
+        """What the head is sent: the token fields, with the bad words and the tokenizer's ends as tokens added.
 
-
-def _temperature(value: object) -> float:
-    number = _number("temperature", value, "a number from 0 to 100")
-    if not 0.0 <= number <= MAX_TEMPERATURE:
-        raise _refusal("temperature", value, "a number from 0 to 100", "0 for the most likely token, or 1")
-    return number + 0.0  # -0.0 becomes 0.0
-
-
-def _top_k(value: object) -> int:
-    if value == -1 and type(value) is int:
-        return 0
-    return _integer("top_k", value, 0, U32_MAX, "2**32 - 1")
-
-
-def _top_p(value: object) -> float:
-    number = _number("top_p", value, "a number above 0 and at most 1")
-    if not 0.0 < number <= 1.0:
-        raise _refusal("top_p", value, "a number above 0 and at most 1", "1 to keep every token")
-    return number
-
-
-def _number(name: str, value: object, allowed: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refusal(name, value, allowed, "a plain number")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _refusal(name, value, allowed, "a finite number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise _refusal(name, value, allowed, "a smaller number") from None
-
-
-def _integer(name: str, value: object, low: int, high: int, high_text: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise _refusal(name, value, f"an integer from {low} to {high_text}", "a value in that range, or leave it out")
-    return int(value)
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _refusal(name, value, "true or false", "one of these")
-    return value
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else _items("stop", value, MAX_STOP_STRINGS, "a string, or a list of")
-    for text in texts:
-        if not isinstance(text, str):
-            raise _refusal("stop", text, "strings", "only strings")
-        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            allowed = f"strings of 1 to {MAX_STOP_CHARACTERS} characters"
-            raise _refusal("stop", text, allowed, f"shorter ones that are not empty (this has {len(text)} characters)")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise _refusal("stop", text, "valid Unicode", "strings without lone surrogates")
-    return tuple(str(text) for text in texts)
-
-
-def _stop_token_ids(value: object) -> tuple[int, ...]:
-    ids = _items("stop_token_ids", value, MAX_STOP_TOKEN_IDS, "a list of")
-    return tuple(_integer("stop_token_ids", token_id, 0, U32_MAX, "2**32 - 1") for token_id in ids)
-
-
-def _items(name: str, value: object, limit: int, kind: str) -> Sequence[object]:
-    """`value` as a sequence of at most `limit` items, refused before any item is looked at."""
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
-        raise _refusal(name, value, f"{kind} at most {limit}", "a list or a tuple")
-    if len(value) > limit:
-        message = f"{name} has {len(value)} entries; allowed are at most {limit}; give fewer"
-        raise RequestError(message, param=name)
-    return value
-
-
-def _refusal(name: str, given: object, allowed: str, change: str) -> RequestError:
-    """The error for one field. What was given is shown in at most 60 characters, however large it is."""
-    shown = _shown(given)
-    return RequestError(f"{name} is {shown}; allowed is {allowed}; give {change}", param=name)
-
-
-def _shown(given: object) -> str:
-    if isinstance(given, int) and not isinstance(given, bool) and given.bit_length() > 128:
-        return f"an integer of {given.bit_length()} bits"
-    if isinstance(given, str | bytes | bytearray):
-        given = given[:60]
-    elif not isinstance(given, int | float | None):
-        return f"of type {type(given).__name__}"
-    text = ascii(given)
-    return text if len(text) <= 60 else text[:57] + "..."
+        `bad_token_ids` and `end_token_ids` come after those that these parameters already name. Raises RequestError
+        when there are then too many.
+        """
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TokenParams)}
+        values["bad_token_ids"] = (*self.bad_token_ids, *bad_token_ids)
+        values["end_token_ids"] = (*self.end_token_ids, *end_token_ids)
+        return TokenParams(**values)
