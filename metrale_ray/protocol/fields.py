@@ -11,6 +11,7 @@ What is left out: which fields a message has (`codec`, `front`).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ import msgpack
 
 from metrale_ray.errors import FrameError
 from metrale_ray.protocol.limits import (
+    I32_MAX,
+    I32_MIN,
     MAX_ARRAY_ELEMENTS,
     MAX_BIN_BYTES,
     MAX_DEPTH,
@@ -72,6 +75,11 @@ def check_u64(name: str, value: int) -> int:
     return _check_integer(name, value, U64_MAX)
 
 
+def check_i32(name: str, value: int) -> int:
+    """`value` if it is an integer of -2**31..2**31-1. Raises FrameError."""
+    return _check_integer(name, value, I32_MAX, I32_MIN)
+
+
 def check_text(name: str, value: str, max_chars: int) -> str:
     """`value` if it is a text of valid Unicode with at most `max_chars` characters. Raises FrameError."""
     if type(value) is not str:
@@ -102,6 +110,17 @@ def pack_u32s(name: str, values: Sequence[int], max_count: int) -> bytes:
         for index, value in enumerate(values):
             _check_integer(f"{name}[{index}]", value, U32_MAX)
         raise
+
+
+def pack_f64s(name: str, values: Sequence[float], max_count: int) -> bytes:
+    """`values` as little-endian f64, 8 bytes each. Raises FrameError for one that is no finite number."""
+    count = len(values)
+    if count > max_count:
+        raise FrameError(f"{name} has {count} elements; allowed are {max_count}")
+    for index, value in enumerate(values):
+        if type(value) is not float or not math.isfinite(value):
+            raise FrameError(f"{name}[{index}] must be a finite float, not {_shown(value)}")
+    return struct.pack(f"<{count}d", *values)
 
 
 class Fields:
@@ -135,6 +154,10 @@ class Fields:
     def u64(self, key: str) -> int:
         """An integer of 0..2**64-1."""
         return self._integer(key, U64_MAX)
+
+    def i32(self, key: str) -> int:
+        """An integer of -2**31..2**31-1."""
+        return self._integer(key, I32_MAX, I32_MIN)
 
     def flag(self, key: str) -> bool:
         """True or false."""
@@ -174,6 +197,21 @@ class Fields:
             raise self.error(f"{key} has {found} elements; it must have {count}")
         return struct.unpack(f"<{found}I", value)
 
+    def f64s(self, key: str, max_count: int, count: int | None = None) -> tuple[float, ...]:
+        """Little-endian f64 of a `bin`, all finite: at most `max_count`, exactly `count` where that is given."""
+        value: bytes = self._typed(key, bytes)
+        found, rest = divmod(len(value), 8)
+        if rest:
+            raise self.error(f"{key} has {len(value)} bytes, which is not a whole number of f64")
+        if found > max_count:
+            raise self.error(f"{key} has {found} elements; allowed are {max_count}")
+        if count is not None and found != count:
+            raise self.error(f"{key} has {found} elements; it must have {count}")
+        values: tuple[float, ...] = struct.unpack(f"<{found}d", value)
+        if not all(map(math.isfinite, values)):
+            raise self.error(f"{key} holds a number that is not finite")
+        return values
+
     def array(self, key: str, max_count: int, count: int | None = None) -> list[Any]:
         """An array of at most `max_count` elements of any type, which the caller must check (`item`, `fields`)."""
         value: list[Any] = self._typed(key, list)
@@ -212,10 +250,10 @@ class Fields:
                 raise self.error(f"{key}[{name!r}] must be a text of at most {max_value_chars} characters")
         return entries
 
-    def _integer(self, key: str, largest: int) -> int:
+    def _integer(self, key: str, largest: int, least: int = 0) -> int:
         value = self._values.get(key)
-        if type(value) is not int or not 0 <= value <= largest:
-            raise self.error(f"{key} must be an integer from 0 to {largest}, not {_shown(value)}")
+        if type(value) is not int or not least <= value <= largest:
+            raise self.error(f"{key} must be an integer from {least} to {largest}, not {_shown(value)}")
         return value
 
     def _typed(self, key: str, kind: type) -> Any:
@@ -228,9 +266,9 @@ class Fields:
 _KIND_NAMES = {bool: "true or false", str: "a text", bytes: "bytes", list: "an array", dict: "a map"}
 
 
-def _check_integer(name: str, value: int, largest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-        raise FrameError(f"{name} must be an integer from 0 to {largest}, not {_shown(value)}")
+def _check_integer(name: str, value: int, largest: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+        raise FrameError(f"{name} must be an integer from {least} to {largest}, not {_shown(value)}")
     return int(value)
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 U32_MAX = 2**32 - 1
 """Token ids, slots, block ids, positions, counts, command codes and ranks: no model or cache comes near it."""
 
+I32_MIN, I32_MAX = -(2**31), 2**31 - 1
+"""Priorities: the only integers that may be negative."""
+
 U64_MAX = 2**64 - 1
 """Sequence numbers, seeds, bytes and microseconds. msgpack itself ends here."""
 

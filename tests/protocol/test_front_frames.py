@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import struct
 from typing import Any
 
 import msgpack
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from metrale_ray.errors import FrameError
 from metrale_ray.protocol.front.frames import (
+    MAX_OUTPUT_LOGPROBS,
     MAX_OUTPUT_TOKENS,
     MAX_OUTPUTS,
     MAX_PROMPT_TOKENS,
@@ -23,6 +25,7 @@ from metrale_ray.protocol.front.frames import (
     encode,
 )
 from metrale_ray.protocol.front.messages import (
+    MAX_TIMEOUT_S,
     Abort,
     Beat,
     Bye,
@@ -37,33 +40,84 @@ from metrale_ray.protocol.front.messages import (
     Read,
     Submit,
 )
+from metrale_ray.protocol.front.params_map import WAYS
 from metrale_ray.protocol.limits import MAX_ERROR_CHARS
+from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.token_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_SEQUENCE_TOKENS,
+    MAX_BAD_SEQUENCES,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    TokenParams,
+)
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 TOKEN_IDS = st.lists(U32, max_size=20).map(tuple)
 PARAMS = st.builds(
-    SamplingParams,
+    TokenParams,
+    n=st.integers(1, 64),
     temperature=st.floats(0, 100),
     top_k=U32,
     top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
     seed=st.none() | U64,
-    max_tokens=st.none() | st.integers(1, 2**32 - 1),
+    max_tokens=st.none() | st.integers(9, 2**32 - 1),
+    min_tokens=st.integers(0, 9),
     ignore_eos=st.booleans(),
-    stop=st.lists(st.text(min_size=1, max_size=20), max_size=16),
     stop_token_ids=st.lists(U32, max_size=128),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(U32, st.floats(-100, 100), max_size=20),
+    allowed_token_ids=st.none() | st.lists(U32, min_size=1, max_size=20),
+    bad_token_ids=st.lists(st.lists(U32, min_size=1, max_size=5), max_size=5),
+    end_token_ids=st.lists(U32, max_size=10),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 FROM_FRONT = st.one_of(
     st.builds(Open, U32),
-    st.builds(Submit, U64, TOKEN_IDS, PARAMS),
+    st.builds(
+        Submit,
+        U64,
+        TOKEN_IDS,
+        PARAMS,
+        st.integers(-(2**31), 2**31 - 1),
+        st.none() | st.floats(0, MAX_TIMEOUT_S, exclude_min=True),
+    ),
     st.builds(Abort, U64),
-    st.builds(Finish, U64),
+    st.builds(Finish, U64, U32),
     st.builds(Read, U64),
     st.just(Beat()),
     st.just(Bye()),
 )
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+LOGPROB = st.lists(st.tuples(U32, FINITE), max_size=MAX_LOGPROBS).flatmap(
+    lambda tops: st.builds(
+        TokenLogprobs,
+        U32,
+        FINITE,
+        st.integers(1, 2**32 - 1),
+        st.just(tuple(token_id for token_id, _ in tops)),
+        st.just(tuple(logprob for _, logprob in tops)),
+    )
+)
 OUTPUT = st.one_of(
+    st.builds(
+        lambda request_id, logprobs, prompt_logprobs: Output(
+            request_id,
+            0,
+            tuple(each.token_id for each in logprobs),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        ),
+        U64,
+        st.lists(LOGPROB, max_size=3).map(tuple),
+        st.lists(LOGPROB, max_size=3).map(tuple),
+    ),
     st.builds(Output, U64, U32, TOKEN_IDS, st.sampled_from([None, "stop", "length", "abort"])),
     st.builds(Output, U64, U32, TOKEN_IDS, st.just("stop"), U32),
     st.builds(
@@ -77,15 +131,26 @@ FROM_HEAD = st.one_of(
     st.builds(Dead, st.text(max_size=99), st.none() | U32),
 )
 # Every field at a value that is not its default.
-FULL_PARAMS = SamplingParams(
+FULL_PARAMS = TokenParams(
+    n=4,
     temperature=0.7,
     top_k=40,
     top_p=0.9,
+    min_p=0.05,
     seed=2**64 - 1,
     max_tokens=7,
+    min_tokens=3,
     ignore_eos=True,
-    stop=["beta gamma", "é😀"],
     stop_token_ids=[2, 2**32 - 1],
+    repetition_penalty=1.2,
+    presence_penalty=-0.5,
+    frequency_penalty=0.25,
+    logit_bias={3: -100.0, 2**32 - 1: 0.5},
+    allowed_token_ids=[1, 2, 3],
+    bad_token_ids=[[5], [6, 7]],
+    end_token_ids=[9],
+    logprobs=5,
+    prompt_logprobs=0,
 )
 
 
@@ -103,26 +168,45 @@ def test_what_the_head_says_comes_back_equal(message: FromHead) -> None:
 def test_every_field_of_the_parameters_survives(params: SamplingParams) -> None:
     submit = decode_from_front(encode(Submit(1, (5,), params)))
     assert isinstance(submit, Submit)
-    for field in dataclasses.fields(SamplingParams):
+    for field in dataclasses.fields(TokenParams):
         sent, came = getattr(params, field.name), getattr(submit.params, field.name)
         assert (came, type(came)) == (sent, type(sent)), field.name
 
 
 def test_no_field_of_the_parameters_is_at_its_default_in_the_full_example_or_missing_on_the_wire() -> None:
-    wire = msgpack.unpackb(encode(Submit(1, (5,), FULL_PARAMS)))["params"]
-    assert set(wire) == {field.name for field in dataclasses.fields(SamplingParams)}
-    for field in dataclasses.fields(SamplingParams):
-        assert getattr(FULL_PARAMS, field.name) != getattr(SamplingParams(), field.name), field.name
-    assert decode_from_front(encode(Submit(1, (5,), FULL_PARAMS))) == Submit(1, (5,), FULL_PARAMS)
+    full = Submit(1, (5,), FULL_PARAMS, priority=-3, timeout_s=1.5)
+    wire = msgpack.unpackb(encode(full))
+    names = {field.name for field in dataclasses.fields(TokenParams)}
+    assert set(wire["params"]) == set(WAYS) == names
+    for name in names:
+        assert getattr(FULL_PARAMS, name) != getattr(TokenParams(), name), name
+    assert set(wire) == {"type"} | {field.name for field in dataclasses.fields(Submit)}
+    assert decode_from_front(encode(full)) == full
+
+
+def test_the_texts_of_the_parameters_stay_in_the_front() -> None:
+    params = SamplingParams(stop=["beta gamma"], bad_words=["delta"], temperature=0.3)
+    data = encode(Submit(1, (5,), params))
+    assert b"gamma" not in data
+    assert b"delta" not in data
+    assert decode_from_front(data) == Submit(1, (5,), params.for_tokens())
 
 
 def test_the_longest_legal_messages_fit_into_one_frame() -> None:
-    params = SamplingParams(stop=["😀" * 256] * 16, stop_token_ids=range(128))
+    params = TokenParams(
+        stop_token_ids=range(128),
+        logit_bias=dict.fromkeys(range(MAX_LOGIT_BIASES), 0.5),
+        allowed_token_ids=range(MAX_ALLOWED_TOKEN_IDS),
+        bad_token_ids=[range(MAX_BAD_SEQUENCE_TOKENS)] * MAX_BAD_SEQUENCES,
+        end_token_ids=range(64),
+    )
     submit = Submit(2**64 - 1, tuple(range(MAX_PROMPT_TOKENS)), params)
     assert decode_from_front(encode(submit)) == submit
     failed = Output(2**64 - 1, 0, (), "error", None, ("e" * 64, "😀" * MAX_ERROR_CHARS))
     spoken = Output(2**64 - 1, 0, (2**32 - 1,) * MAX_OUTPUT_TOKENS, "stop", 2**32 - 1)
-    for output in (failed, spoken):
+    told = (TokenLogprobs(2**32 - 1, -1.5, 2**32 - 1, (2**32 - 1,) * 20, (-0.5,) * 20),)
+    step = Output(2**64 - 1, 0, (7,), "stop", 7, logprobs=told, prompt_logprobs=told)
+    for output in (failed, spoken, step):
         frame = Outputs(2**64 - 1, (output,) * MAX_OUTPUTS)
         assert decode_from_head(encode(frame)) == frame
 
@@ -157,6 +241,22 @@ def test_a_long_or_broken_error_text_is_cut_and_not_refused() -> None:
         Outputs(1, (Output(1, 0, (), "stop", None, ("code", "text")),)),
         Outputs(1, (Output(1, 0, (), "length", 5),)),
         Outputs(1, (Output(1, 0, (), "error", None, ("c" * 65, "text")),)),
+        Outputs(1, (Output(1, 0, (), is_refusal=True),)),
+        Outputs(1, (Output(1, 1, (), "error", None, ("c", "text"), is_refusal=True),)),
+        Outputs(1, (Output(1, 0, (5,), logprobs=(TokenLogprobs(5, math.nan, 1),)),)),
+        Outputs(1, (Output(1, 0, (5,), logprobs=(TokenLogprobs(5, -math.inf, 1),)),)),
+        Outputs(1, (Output(1, 0, (5, 6), logprobs=(TokenLogprobs(5, -0.5, 1),)),)),
+        Outputs(1, (Output(1, 1, (), prompt_logprobs=(TokenLogprobs(5, -0.5, 1),)),)),
+        Outputs(1, (Output(1, 0, (), prompt_logprobs=(TokenLogprobs(5, -0.5, 1),) * (MAX_OUTPUT_LOGPROBS + 1)),)),
+        Submit(1, (1,), TokenParams(), 2**31),
+        Submit(1, (1,), TokenParams(), -(2**31) - 1),
+        Submit(1, (1,), TokenParams(), True),
+        Submit(1, (1,), TokenParams(), 0, 0.0),
+        Submit(1, (1,), TokenParams(), 0, math.nan),
+        Submit(1, (1,), TokenParams(), 0, math.inf),
+        Submit(1, (1,), TokenParams(), 0, MAX_TIMEOUT_S * 2),
+        Submit(1, (1,), TokenParams(), 0, "5"),  # type: ignore[arg-type]
+        Finish(1, -1),
         Dead("x", -1),
     ],
     ids=lambda message: repr(message)[:60],
@@ -205,10 +305,27 @@ BAD_FROM_FRONT: dict[str, bytes] = {
     "seed too large for a float": params_of(seed=1e30),
     "max_tokens of zero": params_of(max_tokens=0),
     "ignore_eos as a number": params_of(ignore_eos=1),
-    "stop empty": params_of(stop=[""]),
-    "stop as bytes": params_of(stop=[b"x"]),
-    "stop too long": params_of(stop=["x" * 257]),
-    "too many stops": params_of(stop=["x"] * 17),
+    "no n": params_of(n=None),
+    "n of zero": params_of(n=0),
+    "n too large": params_of(n=65),
+    "min_p negative": params_of(min_p=-0.1),
+    "min_tokens above max_tokens": params_of(min_tokens=8),
+    "penalty not a number": params_of(repetition_penalty="1"),
+    "bias not finite": params_of(logit_bias={"token_ids": b"1234", "biases": struct.pack("<d", math.nan)}),
+    "a bias too few": params_of(logit_bias={"token_ids": b"1234", "biases": b""}),
+    "a bias of seven bytes": params_of(logit_bias={"token_ids": b"1234", "biases": b"1234567"}),
+    "bias as a plain map": params_of(logit_bias={5: 1.0}),
+    "no token allowed": params_of(allowed_token_ids=b""),
+    "an empty bad sequence": params_of(bad_token_ids={"lengths": bytes(4), "token_ids": b""}),
+    "bad sequences that do not add up": params_of(bad_token_ids={"lengths": b"\x02\0\0\0", "token_ids": b"1234"}),
+    "logprobs too large": params_of(logprobs=21),
+    "prompt_logprobs as a flag": params_of(prompt_logprobs=True),
+    "no priority": wire_of(Submit(1, (5,), FULL_PARAMS), priority=None),
+    "priority as a float": wire_of(Submit(1, (5,), FULL_PARAMS), priority=1.0),
+    "priority too low": wire_of(Submit(1, (5,), FULL_PARAMS), priority=-(2**31) - 1),
+    "timeout of zero": wire_of(Submit(1, (5,), FULL_PARAMS), timeout_s=0),
+    "timeout infinite": wire_of(Submit(1, (5,), FULL_PARAMS), timeout_s=math.inf),
+    "finish without an index": msgpack.packb({"type": 4, "request_id": 1}),
     "too many stop ids": params_of(stop_token_ids=b"1234" * 129),
 }
 
@@ -221,7 +338,38 @@ def test_a_bad_frame_of_a_front_is_a_frame_error_with_its_size(data: bytes) -> N
 
 
 OUTPUT_WIRE = msgpack.unpackb(encode(Outputs(1, (Output(1, 0, (5,)),))))["outputs"][0]
+LOGPROBS_WIRE = {
+    "token_ids": b"1234",
+    "logprobs": bytes(8),
+    "ranks": b"\x01\0\0\0",
+    "top_counts": b"\x01\0\0\0",
+    "top_ids": b"1234",
+    "top_logprobs": bytes(8),
+}
+
+
+def outputs_with(**changes: bytes) -> bytes:
+    """A frame of one output whose log probabilities have some of their arrays replaced."""
+    return wire_of(Outputs(1, ()), outputs=[{**OUTPUT_WIRE, "logprobs": {**LOGPROBS_WIRE, **changes}}])
+
+
+def test_the_log_probabilities_that_the_bad_frames_are_made_of_are_good() -> None:
+    frame = decode_from_head(outputs_with())
+    assert isinstance(frame, Outputs)
+    token_id = int.from_bytes(b"1234", "little")
+    assert frame.outputs[0].logprobs == (TokenLogprobs(token_id, 0.0, 1, (token_id,), (0.0,)),)
+
+
 BAD_FROM_HEAD: dict[str, bytes] = {
+    "a log probability too many": outputs_with(logprobs=bytes(16)),
+    "a log probability that is infinite": outputs_with(logprobs=struct.pack("<d", -math.inf)),
+    "a candidate too few": outputs_with(top_ids=b""),
+    "a candidate that is not a number": outputs_with(top_logprobs=struct.pack("<d", math.nan)),
+    "a rank of zero": outputs_with(ranks=bytes(4)),
+    "no ranks": outputs_with(ranks=b""),
+    "a refusal without a reason": wire_of(
+        Outputs(1, ()), outputs=[{**OUTPUT_WIRE, "finish_reason": "stop", "is_refusal": True}]
+    ),
     "what only a front says": encode(Bye()),
     "outputs not maps": wire_of(Outputs(1, ()), outputs=[1]),
     "an unknown reason": wire_of(Outputs(1, ()), outputs=[{**OUTPUT_WIRE, "finish_reason": "done"}]),

@@ -2,8 +2,9 @@
 """The one frame that each message of a front's session is.
 
 Rules: one msgpack map per frame, `type` says which message; every field is checked before it is packed and after it
-is unpacked; SamplingParams travel whole, each field by its own name, and are made anew, so checked anew, on arrival.
-Whatever is wrong raises FrameError.
+is unpacked. Whatever is wrong raises FrameError.
+
+What is left out: the maps of TokenParams (`params_map`) and of log probabilities (`logprobs_map`) inside a frame.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, cast, get_args
 
-from metrale_ray.errors import FrameError, RequestError
+from metrale_ray.errors import FrameError
 from metrale_ray.protocol.fields import (
     Fields,
+    check_i32,
     check_text,
     check_u32,
     check_u64,
@@ -23,7 +25,9 @@ from metrale_ray.protocol.fields import (
     pack_u32s,
     unpack_frame,
 )
+from metrale_ray.protocol.front.logprobs_map import logprobs_to_map, read_logprobs
 from metrale_ray.protocol.front.messages import (
+    MAX_TIMEOUT_S,
     Abort,
     Beat,
     Bye,
@@ -39,8 +43,9 @@ from metrale_ray.protocol.front.messages import (
     Read,
     Submit,
 )
+from metrale_ray.protocol.front.params_map import params_to_map, read_params
 from metrale_ray.protocol.limits import MAX_CODE_CHARS, MAX_ERROR_CHARS, MAX_TOKENS
-from metrale_ray.sampling.params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from metrale_ray.sampling.logprobs import TokenLogprobs
 
 MAX_PROMPT_TOKENS = MAX_TOKENS
 """Tokens of one prompt: what one frame holds, and longer than any context."""
@@ -50,6 +55,12 @@ MAX_OUTPUTS = 512
 
 MAX_OUTPUT_TOKENS = 1024
 """Tokens of one output: a step gives a sequence one, or as many as a verify accepts."""
+
+MAX_OUTPUT_LOGPROBS = 64
+"""Log probabilities of one output, and as many of its prompt: what one step gives. With 20 candidates each, and those
+of MAX_OUTPUTS outputs, the frame's own bound is the tighter one."""
+
+_BAD_TIMEOUT = f"timeout_s must be a number above 0 and at most {MAX_TIMEOUT_S:g}"
 
 FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 
@@ -93,8 +104,9 @@ def _to_wire(message: FromFront | FromHead) -> tuple[FrontCode, dict[str, Any]]:
             return FrontCode.SUBMIT, _submit_to_wire(message)
         case Abort(request_id):
             return FrontCode.ABORT, {"request_id": check_u64("request_id", request_id)}
-        case Finish(request_id):
-            return FrontCode.FINISH, {"request_id": check_u64("request_id", request_id)}
+        case Finish(request_id, index):
+            fields = {"request_id": check_u64("request_id", request_id), "index": check_u32("index", index)}
+            return FrontCode.FINISH, fields
         case Read(num_frames):
             return FrontCode.READ, {"num_frames": check_u64("num_frames", num_frames)}
         case Beat():
@@ -113,21 +125,16 @@ def _submit_to_wire(submit: Submit) -> dict[str, Any]:
     return {
         "request_id": check_u64("request_id", submit.request_id),
         "prompt_token_ids": pack_u32s("prompt_token_ids", submit.prompt_token_ids, MAX_PROMPT_TOKENS),
-        "params": _params_to_wire(submit.params),
+        "params": params_to_map(submit.params),
+        "priority": check_i32("priority", submit.priority),
+        "timeout_s": None if submit.timeout_s is None else _checked_timeout(submit.timeout_s),
     }
 
 
-def _params_to_wire(params: SamplingParams) -> dict[str, Any]:
-    return {
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "seed": params.seed,
-        "max_tokens": params.max_tokens,
-        "ignore_eos": params.ignore_eos,
-        "stop": params.stop,
-        "stop_token_ids": pack_u32s("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS),
-    }
+def _checked_timeout(timeout_s: float) -> float:
+    if type(timeout_s) not in (int, float) or not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise FrameError(_BAD_TIMEOUT)
+    return float(timeout_s)
 
 
 def _opened_to_wire(opened: Opened) -> dict[str, Any]:
@@ -157,6 +164,11 @@ def _output_to_wire(output: Output) -> dict[str, Any]:
         wire["finish_reason"] = output.finish_reason
         wire["stop_token_id"] = _or_none("stop_token_id", output.stop_token_id)
         wire["error"] = None if output.error is None else _error_to_wire(*output.error)
+        wire["is_refusal"] = output.is_refusal
+    if output.logprobs:
+        wire["logprobs"] = logprobs_to_map(output.logprobs, MAX_OUTPUT_LOGPROBS)
+    if output.prompt_logprobs:
+        wire["prompt_logprobs"] = logprobs_to_map(output.prompt_logprobs, MAX_OUTPUT_LOGPROBS)
     return wire
 
 
@@ -175,6 +187,12 @@ def _output_problem(output: Output) -> str | None:
         return 'an output has an error exactly when its finish_reason is "error"'
     if output.stop_token_id is not None and output.finish_reason != "stop":
         return 'an output has a stop_token_id only when its finish_reason is "stop"'
+    if output.is_refusal and (output.error is None or output.index != 0):
+        return "a refusal has an error and the index 0"
+    if output.logprobs and len(output.logprobs) != len(output.token_ids):
+        return f"an output of {len(output.token_ids)} tokens cannot have {len(output.logprobs)} logprobs"
+    if output.prompt_logprobs and output.index != 0:
+        return "prompt_logprobs come with the index 0"
     return None
 
 
@@ -189,23 +207,20 @@ def _decode(data: bytes, table: dict[int, Callable[[Fields], Any]]) -> Any:
 
 def _read_submit(fields: Fields) -> Submit:
     prompt = fields.u32s("prompt_token_ids", MAX_PROMPT_TOKENS)
-    return Submit(fields.u64("request_id"), prompt, _read_params(fields.fields("params")))
+    return Submit(
+        fields.u64("request_id"),
+        prompt,
+        read_params(fields.fields("params")),
+        fields.i32("priority"),
+        None if fields.is_absent("timeout_s") else _read_timeout(fields),
+    )
 
 
-def _read_params(fields: Fields) -> SamplingParams:
-    try:
-        return SamplingParams(
-            temperature=fields.number("temperature"),
-            top_k=fields.u32("top_k"),
-            top_p=fields.number("top_p"),
-            seed=None if fields.is_absent("seed") else fields.u64("seed"),
-            max_tokens=None if fields.is_absent("max_tokens") else fields.u32("max_tokens"),
-            ignore_eos=fields.flag("ignore_eos"),
-            stop=fields.array("stop", MAX_STOP_STRINGS),
-            stop_token_ids=fields.u32s("stop_token_ids", MAX_STOP_TOKEN_IDS),
-        )
-    except RequestError as error:
-        raise fields.error(f"params: {error.message}") from error
+def _read_timeout(fields: Fields) -> float:
+    timeout_s = fields.number("timeout_s")
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise fields.error(_BAD_TIMEOUT)
+    return timeout_s
 
 
 def _read_opened(fields: Fields) -> Opened:
@@ -226,11 +241,18 @@ def _read_output(fields: Fields) -> Output:
         cast("FinishReason | None", reason),
         None if fields.is_absent("stop_token_id") else fields.u32("stop_token_id"),
         None if fields.is_absent("error") else _read_error(fields.fields("error")),
+        _read_logprobs(fields, "logprobs"),
+        _read_logprobs(fields, "prompt_logprobs"),
+        not fields.is_absent("is_refusal") and fields.flag("is_refusal"),
     )
     problem = _output_problem(output)
     if problem:
         raise fields.error(problem)
     return output
+
+
+def _read_logprobs(fields: Fields, key: str) -> tuple[TokenLogprobs, ...]:
+    return () if fields.is_absent(key) else read_logprobs(fields.fields(key), MAX_OUTPUT_LOGPROBS)
 
 
 def _read_error(fields: Fields) -> tuple[str, str]:
@@ -249,7 +271,7 @@ _FROM_FRONT: dict[int, Callable[[Fields], FromFront]] = {
     FrontCode.OPEN: lambda fields: Open(fields.u32("version")),
     FrontCode.SUBMIT: _read_submit,
     FrontCode.ABORT: lambda fields: Abort(fields.u64("request_id")),
-    FrontCode.FINISH: lambda fields: Finish(fields.u64("request_id")),
+    FrontCode.FINISH: lambda fields: Finish(fields.u64("request_id"), fields.u32("index")),
     FrontCode.READ: lambda fields: Read(fields.u64("num_frames")),
     FrontCode.BEAT: _read_beat,
     FrontCode.BYE: lambda fields: Bye(),

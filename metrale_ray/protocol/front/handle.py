@@ -3,7 +3,8 @@
 
 Rules: outputs come in the order in which they were sent; what was received before the engine died is read before
 EngineDead is raised; whoever waits is woken by every output and by the death. Any number of readers may wait; each
-output goes to one of them. The queue has no bound of its own: a request's tokens are bounded by the model's length.
+output goes to one of them. A request ends when all of its sequences have ended, or when it is refused. The queue has
+no bound of its own: a request's tokens are bounded by the model's length.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class RequestHandle:
-    """What `FrontClient.submit` returns. `put` and `die` are the client's to call."""
+    """What `FrontClient.submit` returns. `ends_with`, `put` and `die` are the client's to call."""
 
-    def __init__(self, request_id: int, send: Callable[[Abort | Finish], None]) -> None:
+    def __init__(self, request_id: int, send: Callable[[Abort | Finish], None], num_sequences: int = 1) -> None:
         self.request_id = request_id
         self._send = send
         self._changed = threading.Condition()
         self._outputs: deque[Output] = deque()
         self._waiters: list[Waiter] = []
-        self._is_answered = False  # the last output has arrived
+        self._live = set(range(num_sequences))  # the sequences whose last output has not arrived
         self._death: EngineDead | None = None
 
     def get(self, timeout_s: float | None = None) -> Output:
-        """The next output, waiting for it. The one with a `finish_reason` is the last.
+        """The next output, waiting for it. The one with a `finish_reason` is the last of its sequence.
 
         Raises EngineDead when the engine died and everything received has been read, TimeoutError after `timeout_s`,
-        and SessionError when the last output has been read already.
+        and SessionError when the last output of every sequence has been read already.
         """
         with self._changed:
             if not self._changed.wait_for(self._has_answer, timeout_s):
@@ -57,18 +58,27 @@ class RequestHandle:
                 self._forget(waiter)
 
     def abort(self) -> None:
-        """Ask the head to end the request; its last output then says "abort". Does nothing once it has ended."""
+        """Ask the head to end all sequences; their last outputs then say "abort". Does nothing once they have ended."""
         self._ask(Abort(self.request_id))
 
-    def finish(self) -> None:
-        """Tell the head that a stop string ended the text; the last output then says "stop"."""
-        self._ask(Finish(self.request_id))
+    def finish(self, index: int = 0) -> None:
+        """Tell the head that a stop string ended the text of one sequence; its last output then says "stop"."""
+        self._ask(Finish(self.request_id, index))
+
+    def ends_with(self, output: Output) -> bool:
+        """Whether `output`, which is put next, is the last of the request."""
+        return output.is_refusal or (output.finish_reason is not None and self._live == {output.index})
 
     def put(self, output: Output) -> None:
-        """Hand over one output that arrived."""
+        """Hand over one output that arrived. One for a sequence that has ended, or that there is not, is let go."""
         with self._changed:
+            if output.index not in self._live:
+                return
             self._outputs.append(output)
-            self._is_answered = output.finish_reason is not None
+            if output.is_refusal:
+                self._live.clear()
+            elif output.finish_reason is not None:
+                self._live.remove(output.index)
             self._wake()
 
     def die(self, death: EngineDead) -> None:
@@ -79,17 +89,18 @@ class RequestHandle:
 
     def _ask(self, message: Abort | Finish) -> None:
         with self._changed:
-            has_ended = self._is_answered or self._death is not None
-        if not has_ended:
+            live = message.index in self._live if isinstance(message, Finish) else bool(self._live)
+            is_answered = not live or self._death is not None
+        if not is_answered:
             self._send(message)
 
     def _has_answer(self) -> bool:
-        return bool(self._outputs) or self._is_answered or self._death is not None
+        return bool(self._outputs) or not self._live or self._death is not None
 
     def _take(self) -> Output:
         if self._outputs:
             return self._outputs.popleft()
-        if self._is_answered:
+        if not self._live:
             raise SessionError(f"request {self.request_id} has ended and its last output was read")
         assert self._death is not None  # the third way to have an answer
         raise EngineDead(self._death.message, rank=self._death.rank)  # a new one: raising changes its traceback

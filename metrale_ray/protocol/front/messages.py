@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What a front and the head say to each other, as plain frozen values, and the numbers that both sides keep to.
 
+Only tokens and numbers are said, no text but the reasons of errors. A request may have n sequences, which are numbered
+from 0 and each end by themselves.
+
 What it leaves out: their bytes (`frames`), and which of them are legal when (`server`, `client`).
 """
 
@@ -9,13 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.token_params import TokenParams
 
-FRONT_VERSION = 1
+FRONT_VERSION = 2
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Five beats: one that is late because of a long pause in the other process does not end a session."""
+
+MAX_TIMEOUT_S = 30 * 24 * 3600.0
+"""A month. Whoever means for ever gives no timeout."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -29,25 +36,32 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One request. `request_id` (u64) is the front's choice, and unique among the requests of that front."""
+    """One request. `request_id` (u64) is the front's choice, and unique among the requests of that front.
+
+    `priority` (i32): lower goes first. `timeout_s`, above 0 and at most MAX_TIMEOUT_S: how long the request may take
+    from its arrival at the head; None: as long as it takes.
+    """
 
     request_id: int
     prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
+    params: TokenParams
+    priority: int = 0
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Nobody waits for this request any more. One that the head does not know has ended already."""
+    """Nobody waits for this request any more: all its sequences end. One that the head does not know has ended."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A stop string ended the text: end the request with the reason "stop"."""
+    """A stop string ended the text of one sequence: end it with the reason "stop". The others go on."""
 
     request_id: int
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,11 @@ class Output:
 
     `index` is the sequence within the request. `finish_reason` None means that more comes. `stop_token_id` is the
     token that ended the sequence, only with "stop"; `error` is (code, message), exactly with "error".
+
+    `logprobs` is empty, or one per token of `token_ids`. `prompt_logprobs` come with index 0, in order of positions 1,
+    2, ..., some with each step that computes a part of the prompt, and the last ones no later than the first token.
+
+    `is_refusal`: the request was not taken, and none of its sequences gets anything else; with index 0 and an error.
     """
 
     request_id: int
@@ -90,6 +109,9 @@ class Output:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: tuple[str, str] | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
