@@ -87,7 +87,7 @@ class _Layer:
 
 
 def _dense_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, product: Product) -> Mlp:
-    return DenseMlp(weights["gate_up"], weights["down"], ACTIVATIONS[config.activation], product)
+    return DenseMlp(weights, ACTIVATIONS[config.activation], product)
 
 
 def _sparse_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, product: Product) -> Mlp:

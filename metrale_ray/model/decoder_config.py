@@ -47,8 +47,9 @@ class MoeConfig:
 class DecoderConfig:
     """A decoder-only transformer. `sparse_layers` says for each layer whether its mlp is a mixture of experts.
 
-    `intermediate_size` is that of dense layers; `sliding_window` counts the tokens that a token attends to, itself
-    included; `qk_norm`: queries and keys are normalised per head before the rotation.
+    `intermediate_size` is that of dense layers, and so is `mlp_bias`; `sliding_window` counts the tokens that a token
+    attends to, itself included, in the layers where `windowed_layers` is true; `qk_norm`: queries and keys are
+    normalised per head before the rotation. `moe` is None when no layer has experts.
     """
 
     architecture: str
@@ -63,8 +64,10 @@ class DecoderConfig:
     max_positions: int
     rope: RopeConfig
     sliding_window: int | None
+    windowed_layers: tuple[bool, ...]
     tie_word_embeddings: bool
     attention_bias: bool
+    mlp_bias: bool
     qk_norm: bool
     moe: MoeConfig | None
     sparse_layers: tuple[bool, ...]
@@ -78,3 +81,8 @@ class DecoderConfig:
     def num_sparse_layers(self) -> int:
         """Layers with experts: one reduction each."""
         return sum(self.sparse_layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer, None where a layer attends to everything before."""
+        return tuple(self.sliding_window if windowed else None for windowed in self.windowed_layers)

@@ -24,6 +24,8 @@ from metrale_ray.model.families.family import ExpertsApart, ExpertsFused, Expert
 EMBEDDING = "embedding"
 FINAL_NORM = "final_norm"
 HEAD = "head"
+# The output head's name in every checkpoint.
+HEAD_NAME = "lm_head.weight"
 
 Shape = tuple[int, ...]
 Index = tuple[int | slice, ...]
@@ -52,25 +54,30 @@ class ShardPlan:
     pieces: tuple[Piece, ...]
 
 
-def plan_shard(config: DecoderConfig, layout: ExpertsLayout, rank: int, world: int) -> ShardPlan:
-    """The plan of `rank` in a group of `world`."""
+def plan_shard(
+    config: DecoderConfig, layout: ExpertsLayout | None, rank: int, world: int, *, has_head: bool = False
+) -> ShardPlan:
+    """The plan of `rank` in a group of `world`. `layout` is None for a model without experts.
+
+    `has_head`: the checkpoint holds an output head, which counts even where the configuration ties it to the embedding.
+    """
     shapes: dict[str, Shape] = {}
     pieces: list[Piece] = []
     planner = _Planner(config, layout, rank, world, shapes, pieces)
-    planner.ends()
+    planner.ends(has_head or not config.tie_word_embeddings)
     for layer in range(config.num_layers):
         planner.attention(layer)
         planner.mlp(layer)
     return ShardPlan(shapes, tuple(pieces))
 
 
-def choose_layout(family: Family, config: DecoderConfig, names: Collection[str]) -> ExpertsLayout:
-    """The layout that the checkpoint's names follow. Raises CheckpointError when they follow none.
+def choose_layout(family: Family, config: DecoderConfig, names: Collection[str]) -> ExpertsLayout | None:
+    """The layout that the checkpoint's names follow, None without experts. Raises CheckpointError for an unknown one.
 
     The first expert tensor of the first sparse layer tells; all others are then checked against the plan.
     """
     if not any(config.sparse_layers):
-        return family.layouts[0]
+        return None
     prefix = f"model.layers.{config.sparse_layers.index(True)}."
     for layout in family.layouts:
         if any(prefix + name in names for name in _first_names(layout)):
@@ -96,7 +103,7 @@ class _Planner:
     def __init__(
         self,
         config: DecoderConfig,
-        layout: ExpertsLayout,
+        layout: ExpertsLayout | None,
         rank: int,
         world: int,
         shapes: dict[str, Shape],
@@ -109,14 +116,14 @@ class _Planner:
         self.shapes = shapes
         self.pieces = pieces
 
-    def ends(self) -> None:
-        """Embedding, final norm and output head. A tied head is the embedding."""
+    def ends(self, has_head: bool) -> None:
+        """Embedding, final norm and output head. Without a head of its own the embedding is the head."""
         config, is_first = self.config, self.rank == 0
         table = (config.vocab_size, config.hidden_size)
         self._whole("model.embed_tokens.weight", table, EMBEDDING)
         self._whole("model.norm.weight", (config.hidden_size,), FINAL_NORM if is_first else None)
-        if not config.tie_word_embeddings:
-            self._whole("lm_head.weight", table, HEAD if is_first else None)
+        if has_head:
+            self._whole(HEAD_NAME, table, HEAD if is_first else None)
 
     def attention(self, layer: int) -> None:
         """Norms and projections; q, k and v share one parameter."""
@@ -139,23 +146,27 @@ class _Planner:
         config, source, target = self.config, f"model.layers.{layer}.", f"layers.{layer}."
         if config.sparse_layers[layer]:
             assert config.moe is not None, "a sparse layer has experts"
+            assert self.layout is not None, "experts have a layout"
             self._whole(source + self.layout.router, (config.moe.num_experts, config.hidden_size), f"{target}router")
-            self._experts(source, target, config.moe)
+            self._experts(source, target, config.moe, self.layout)
             return
         parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
         self._stacked(source + "mlp.", "weight", parts, (config.hidden_size,), f"{target}gate_up")
         self._whole(f"{source}mlp.down_proj.weight", (config.hidden_size, config.intermediate_size), f"{target}down")
+        if config.mlp_bias:
+            self._stacked(source + "mlp.", "bias", parts, (), f"{target}gate_up_bias")
+            self._whole(f"{source}mlp.down_proj.bias", (config.hidden_size,), f"{target}down_bias")
 
-    def _experts(self, source: str, target: str, moe: MoeConfig) -> None:
+    def _experts(self, source: str, target: str, moe: MoeConfig, layout: ExpertsLayout) -> None:
         mine = experts_of(moe.num_experts, self.rank, self.world)
         hidden, inner = self.config.hidden_size, moe.intermediate_size
         self.shapes[f"{target}experts.gate_up"] = (len(mine), 2 * inner, hidden)
         self.shapes[f"{target}experts.down"] = (len(mine), hidden, inner)
-        if isinstance(self.layout, ExpertsFused):
-            self._fused_experts(source, target, moe, mine, self.layout)
+        if isinstance(layout, ExpertsFused):
+            self._fused_experts(source, target, moe, mine, layout)
             return
         for expert in range(moe.num_experts):
-            self._one_expert(source, target, moe, expert, mine, self.layout)
+            self._one_expert(source, target, moe, expert, mine, layout)
 
     def _fused_experts(self, source: str, target: str, moe: MoeConfig, mine: range, layout: ExpertsFused) -> None:
         hidden, inner = self.config.hidden_size, moe.intermediate_size

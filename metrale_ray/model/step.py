@@ -7,7 +7,7 @@ follows from the spans and block tables, so it is equal on every rank. Shapes: T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from metrale_ray.protocol.commands import Logits, Span
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`token_ids` is [T], `cos` and `sin` are [T, 1, D].
+    """`token_ids` is [T], `cos` and `sin` are [T, 1, D]; `attention` has a plan for each window that a layer has.
 
     `logit_rows` are the packed rows whose logits are asked for, in the order of the spans.
     """
@@ -29,7 +29,7 @@ class Step:
     token_ids: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    attention: AttentionPlan
+    attention: dict[int | None, AttentionPlan]
     logit_rows: list[int]
 
 
@@ -38,13 +38,16 @@ def plan_step(
     seqs: Sequence[SequenceState],
     cache: KvCache,
     rotary: Rotary,
-    window: int | None,
+    windows: Collection[int | None],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Step:
-    """The step that runs `spans`, each of the sequence at the same place in `seqs`."""
-    order = attention_order(spans, window)
-    packed = [spans[number] for number in order]
+    """The step that runs `spans`, each of the sequence at the same place in `seqs`.
+
+    `windows` are those that layers have. The widest one orders the rows: what it groups, narrower ones group too.
+    """
+    order = attention_order(spans, None if None in windows else max(window for window in windows if window))
+    packed, states = [spans[number] for number in order], [seqs[number] for number in order]
     token_ids = [token for span in packed for token in span.token_ids]
     positions = [position for span in packed for position in range(span.start, span.end)]
     cos_T1D, sin_T1D = rotary.angles(torch.tensor(positions, device=device))
@@ -52,7 +55,7 @@ def plan_step(
         torch.tensor(token_ids, device=device),
         cos_T1D,
         sin_T1D,
-        plan_attention(packed, [seqs[number] for number in order], cache, window, dtype, device),
+        {window: plan_attention(packed, states, cache, window, dtype, device) for window in windows},
         _logit_rows(spans, order),
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`TransformerModel`: the model contract for decoder families with replicated attention and spread experts.
+"""`TransformerModel`: the model contract for decoder families, with everything replicated but the experts.
 
 Every forward method is one packed pass over its spans. Rank 0 gives logits, the others None. The model keeps no
 sequence of its own beside the contract's `SequenceState`: a sequence's rows are found through its block table.
@@ -7,6 +7,7 @@ sequence of its own beside the contract's `SequenceState`: a sequence's rows are
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,6 +22,7 @@ from metrale_ray.model.contract.model import Model
 from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.model.contract.streams import Streams
 from metrale_ray.model.decoder import Decoder
+from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.kv_cache import KvCache
 from metrale_ray.model.layers.linear import choose_product
 from metrale_ray.model.layers.rotary import Rotary
@@ -28,6 +30,8 @@ from metrale_ray.model.step import plan_step
 from metrale_ray.model.weights import load_weights, plan_weights, read_decoder_config
 from metrale_ray.protocol.commands import Slot, Span
 from metrale_ray.protocol.port import CommandPort
+
+log = logging.getLogger(__name__)
 
 
 class TransformerModel(Model):
@@ -50,9 +54,11 @@ class TransformerModel(Model):
         self.dtype = dtype
         self.decoder_config = read_decoder_config(checkpoint)
         self._tensors = checkpoint.tensors
+        _warn_of_copies(self.decoder_config, rank, collectives.world)
         self._plan = plan_weights(checkpoint, self.decoder_config, rank, collectives.world)
         self._collectives = collectives
         self._block_size = config.block_size
+        self._windows = frozenset(self.decoder_config.windows)
         self._rotary = Rotary(self.decoder_config.rope, self.decoder_config.head_dim, device, dtype)
         self._live: dict[Slot, SequenceState] = {}
         self._decoder: Decoder | None = None
@@ -133,7 +139,17 @@ class TransformerModel(Model):
     def _forward(self, spans: Sequence[Span], seqs: Sequence[SequenceState]) -> torch.Tensor | None:
         if self._decoder is None or self._cache is None:
             raise CommandRefused("nothing is loaded yet")
-        window = self.decoder_config.sliding_window
-        step = plan_step(spans, seqs, self._cache, self._rotary, window, self.dtype, self.device)
+        step = plan_step(spans, seqs, self._cache, self._rotary, self._windows, self.dtype, self.device)
         x_TH = self._decoder.hidden(step)
         return self._decoder.logits(x_TH, step.logit_rows) if self.rank == 0 else None
+
+
+def _warn_of_copies(config: DecoderConfig, rank: int, world: int) -> None:
+    """Say once that more ranks do not help a model without experts."""
+    if rank == 0 and world > 1 and config.num_sparse_layers == 0:
+        log.warning(
+            "%s has no experts to spread: each of the %d ranks holds the whole model and computes the same; "
+            "ep_size 1 is as fast",
+            config.architecture,
+            world,
+        )

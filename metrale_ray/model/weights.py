@@ -18,7 +18,7 @@ from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.families import family_of
 from metrale_ray.model.kv_cache import kv_block_bytes
 from metrale_ray.model.safetensors_file import first_few
-from metrale_ray.model.shard_plan import Piece, ShardPlan, choose_layout, parameter_bytes, plan_shard
+from metrale_ray.model.shard_plan import HEAD_NAME, Piece, ShardPlan, choose_layout, parameter_bytes, plan_shard
 
 # Both sizes that a rank plans its memory with are found here.
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 FLOATS = ("BF16", "F16", "F32")
+# Rotary frequencies that old checkpoints store for each layer. The reference computes them from config.json, as here.
+NOT_READ = ".self_attn.rotary_emb.inv_freq"
 
 Weights = dict[str, torch.Tensor]
 Work = tuple[TensorRecord, torch.Tensor, int]
@@ -45,7 +47,7 @@ def read_decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
 def plan_weights(checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int) -> ShardPlan:
     """This rank's plan, after checking that the checkpoint is exactly what the plan needs. Raises CheckpointError."""
     layout = choose_layout(family_of(checkpoint.config), config, checkpoint.tensors)
-    plan = plan_shard(config, layout, rank, world)
+    plan = plan_shard(config, layout, rank, world, has_head=HEAD_NAME in checkpoint.tensors)
     check_tensors(plan, checkpoint.tensors)
     return plan
 
@@ -87,7 +89,11 @@ def _bytes_read(work: Work) -> int:
 
 
 def check_tensors(plan: ShardPlan, tensors: Mapping[str, TensorRecord]) -> None:
-    """Raise CheckpointError unless the checkpoint holds exactly the planned tensors, with their dtypes and shapes."""
+    """Raise CheckpointError unless the checkpoint holds exactly the planned tensors, with their dtypes and shapes.
+
+    Stored rotary frequencies may be there too, and are not read.
+    """
+    tensors = {name: record for name, record in tensors.items() if not name.endswith(NOT_READ)}
     expected = {piece.name: piece.shape for piece in plan.pieces}
     faults = [
         _fault("missing from the checkpoint", [name for name in expected if name not in tensors]),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.tiny import reference, write_tiny
-from tests.model.variants import VARIANTS
+from tests.model.variants import DENSE, VARIANTS
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def write(variant: str) -> Path:
-        family, changes = VARIANTS[variant]
+        family, changes = {**VARIANTS, **DENSE}[variant]
         return write_tiny(tmp_path_factory.mktemp("tiny"), family, **changes)
 
     return write

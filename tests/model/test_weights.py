@@ -211,10 +211,16 @@ def test_an_expert_in_a_dense_layer_and_a_second_layout_are_refused(tiny: TINY, 
         check(rewrite(tiny("qwen3"), tmp_path / "b", add_fused))
 
 
-def test_a_tied_model_with_a_head_and_an_untied_one_without_are_refused(tiny: TINY, tmp_path: Path) -> None:
-    head = {"lm_head.weight": torch.zeros(320, 48)}
-    with pytest.raises(CheckpointError, match="not part of this model: lm_head"):
-        check(rewrite(tiny("qwen3, tied"), tmp_path / "tied", lambda tensors: tensors.update(head)))
+def test_a_head_of_its_own_in_a_tied_model_is_checked_and_read_by_rank_0_alone(tiny: TINY, tmp_path: Path) -> None:
+    def add(shape: tuple[int, int]) -> Callable[[Tensors], None]:
+        return lambda tensors: tensors.update({"lm_head.weight": torch.ones(shape)})
+
+    folder = rewrite(tiny("qwen3, tied"), tmp_path / "tied", add((320, 48)))
+    shards = [load(open_checkpoint(str(folder)), rank, 2) for rank in range(2)]
+    assert torch.equal(shards[0]["head"], torch.ones(320, 48))
+    assert "head" not in shards[1]
+    with pytest.raises(CheckpointError, match=re.escape("is [320, 47], expected [320, 48]")):
+        check(rewrite(tiny("qwen3, tied"), tmp_path / "narrow", add((320, 47))), 1, 2)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])

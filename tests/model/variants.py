@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 ROPE = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ROPE}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "mixtral, 5 experts": ("mixtral", {"num_local_experts": 5}),
@@ -36,7 +37,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, linear rope": ("qwen3_moe", {"rope_parameters": {"rope_type": "linear", **ROPE}}),
     "qwen3, llama3 rope": (
         "qwen3_moe",
-        {"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ROPE}},
+        {"rope_parameters": LLAMA3_ROPE},
     ),
     "qwen3, yarn rope": ("qwen3_moe", {"rope_parameters": {"rope_type": "yarn", **ROPE}}),
     "mixtral, yarn rope, all switches": (
@@ -52,5 +53,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "truncate": False,
             }
         },
+    ),
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5}
+# Families without experts. "llama" and "dense qwen3" are the plain ones; each other changes one switch.
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, no head_dim": ("llama", {"head_dim": None}),
+    "llama, one kv head": ("llama", {"num_key_value_heads": 1}),
+    "llama, no kv heads": ("llama", {"num_key_value_heads": None}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, attention biases": ("llama", {"attention_bias": True}),
+    "llama, mlp biases": ("llama", {"mlp_bias": True}),
+    "llama, gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama, eps": ("llama", {"rms_norm_eps": 0.3}),
+    "llama, theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama, linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", **ROPE}}),
+    "llama, yarn rope": ("llama", {"rope_parameters": {"rope_type": "yarn", **ROPE}}),
+    "dense qwen3": ("qwen3", {}),
+    "dense qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
+    "dense qwen3, attention biases": ("qwen3", {"attention_bias": True}),
+    "dense qwen3, yarn rope": ("qwen3", {"rope_parameters": {"rope_type": "yarn", **ROPE}}),
+    "dense qwen3, window in all layers": ("qwen3", {**WINDOW, "max_window_layers": 0}),
+    "dense qwen3, window in later layers": ("qwen3", {**WINDOW, "max_window_layers": 1}),
+    "dense qwen3, window in listed layers": (
+        "qwen3",
+        {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
 }

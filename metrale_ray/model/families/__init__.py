@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from metrale_ray.errors import CheckpointError
-from metrale_ray.model.families import mixtral, qwen3_moe
+from metrale_ray.model.families import llama, mixtral, qwen3, qwen3_moe
 from metrale_ray.model.families.family import Family
 
 FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": llama.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
+    "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
 }
 

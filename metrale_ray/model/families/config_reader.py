@@ -33,6 +33,12 @@ class ConfigReader:
             raise self._fault(key, value, f"an integer of at least {at_least}")
         return value
 
+    def count_or_none(self, key: str, default: int | None) -> int | None:
+        """An integer of at least 1, None when the key is null, and `default` only when it is not there at all."""
+        if key not in self.values:
+            return default
+        return self.count(key) if self.has(key) else None
+
     def positive(self, key: str, default: Any = _MISSING) -> float:
         """A number above 0."""
         value = self._get(key, default)

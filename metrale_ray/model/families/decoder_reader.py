@@ -16,14 +16,23 @@ def read_decoder(
     default_theta: float,
     default_norm_eps: float,
     sliding_window: int | None,
+    windowed_layers: tuple[bool, ...] | None = None,
+    default_head_dim: int | None = None,
     attention_bias: bool,
+    mlp_bias: bool = False,
     qk_norm: bool,
     moe: MoeConfig | None,
     sparse_layers: tuple[bool, ...],
 ) -> DecoderConfig:
-    """The shared keys, with what the family has read itself. Raises CheckpointError."""
+    """The shared keys, with what the family has read itself. Raises CheckpointError.
+
+    `windowed_layers` is None where the window counts for all layers or for none, and `default_head_dim` where the
+    heads share out the hidden size.
+    """
     config.refuse("quantization_config", "only bfloat16, float16 and float32 weights are")
-    _check_layer_types(config, sliding_window)
+    if windowed_layers is None:
+        _check_layer_types(config, sliding_window)
+        windowed_layers = (sliding_window is not None,) * len(sparse_layers)
     num_heads = config.count("num_attention_heads")
     hidden_size = config.count("hidden_size")
     decoder = DecoderConfig(
@@ -32,15 +41,17 @@ def read_decoder(
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=config.count("num_key_value_heads", num_heads),
-        head_dim=config.count("head_dim", hidden_size // num_heads),
+        head_dim=config.count("head_dim", default_head_dim or hidden_size // num_heads),
         intermediate_size=config.count("intermediate_size"),
         rms_norm_eps=config.positive("rms_norm_eps", default_norm_eps),
         activation=config.activation(),
         max_positions=config.count("max_position_embeddings"),
         rope=read_rope(config, default_theta),
-        sliding_window=sliding_window,
+        sliding_window=sliding_window if any(windowed_layers) else None,
+        windowed_layers=windowed_layers,
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         attention_bias=attention_bias,
+        mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         moe=moe,
         sparse_layers=sparse_layers,
@@ -50,7 +61,7 @@ def read_decoder(
 
 
 def _check_layer_types(config: ConfigReader, sliding_window: int | None) -> None:
-    """These families treat all layers alike; a list that says otherwise is refused."""
+    """Families without `windowed_layers` treat all layers alike; a list that says otherwise is refused."""
     uniform = "full_attention" if sliding_window is None else "sliding_attention"
     if any(kind != uniform for kind in config.values.get("layer_types") or ()):
         config.refuse("layer_types", f"every layer of this model has {uniform}")

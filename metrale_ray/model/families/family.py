@@ -39,7 +39,8 @@ ExpertsLayout = ExpertsApart | ExpertsFused
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`read_config` raises CheckpointError for what it cannot honour. A checkpoint follows one of `layouts`."""
+    """`read_config` raises CheckpointError for what it cannot honour. A checkpoint with experts follows one of
+    `layouts`; a family without experts has none."""
 
     read_config: Callable[[Mapping[str, Any]], DecoderConfig]
-    layouts: tuple[ExpertsLayout, ...]
+    layouts: tuple[ExpertsLayout, ...] = ()

@@ -32,7 +32,7 @@ def read_config(values: Mapping[str, Any]) -> DecoderConfig:
         architecture="MixtralForCausalLM",
         default_theta=DEFAULT_THETA,
         default_norm_eps=1e-5,
-        sliding_window=config.count("sliding_window") if config.has("sliding_window") else None,
+        sliding_window=config.count_or_none("sliding_window", None),
         attention_bias=False,
         qk_norm=False,
         moe=moe,

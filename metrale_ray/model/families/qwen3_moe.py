@@ -17,19 +17,20 @@ from metrale_ray.model.families.decoder_reader import read_decoder
 from metrale_ray.model.families.family import ExpertsApart, ExpertsFused, Family
 
 DEFAULT_THETA = 10_000.0
+DEFAULT_WINDOW = 4096
 
 
 def read_config(values: Mapping[str, Any]) -> DecoderConfig:
     """The decoder that a Qwen3-MoE config.json describes. Raises CheckpointError."""
     config = ConfigReader(values)
-    windowed = config.flag("use_sliding_window", False) and config.has("sliding_window")
+    windowed = config.flag("use_sliding_window", False)
     sparse_layers = _sparse_layers(config)
     return read_decoder(
         config,
         architecture="Qwen3MoeForCausalLM",
         default_theta=DEFAULT_THETA,
         default_norm_eps=1e-6,
-        sliding_window=config.count("sliding_window") if windowed else None,
+        sliding_window=config.count_or_none("sliding_window", DEFAULT_WINDOW) if windowed else None,
         attention_bias=config.flag("attention_bias", False),
         qk_norm=True,
         moe=_read_moe(config) if any(sparse_layers) else None,

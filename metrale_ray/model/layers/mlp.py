@@ -10,15 +10,17 @@ from metrale_ray.model.layers.linear import Product
 
 
 class DenseMlp:
-    """The same on every rank; no collective."""
+    """The same on every rank; no collective. `weights` has `gate_up` and `down`, and their biases where there are."""
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, product: Product) -> None:
-        self._gate_up = gate_up
-        self._down = down
+    def __init__(self, weights: dict[str, torch.Tensor], activation: Activation, product: Product) -> None:
+        self._gate_up = weights["gate_up"]
+        self._gate_up_bias = weights.get("gate_up_bias")
+        self._down = weights["down"]
+        self._down_bias = weights.get("down_bias")
         self._activation = activation
         self._product = product
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
         """The mlp's output [T, H], without the residual."""
-        gate_TI, up_TI = self._product(x_TH, self._gate_up, None).chunk(2, dim=-1)
-        return self._product(self._activation(gate_TI) * up_TI, self._down, None)
+        gate_TI, up_TI = self._product(x_TH, self._gate_up, self._gate_up_bias).chunk(2, dim=-1)
+        return self._product(self._activation(gate_TI) * up_TI, self._down, self._down_bias)

@@ -33,6 +33,7 @@ class SelfAttention:
         product: Product,
     ) -> None:
         self._layer = layer
+        self._window = config.windows[layer]
         self._num_heads = config.num_heads
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._head_dim = config.head_dim
@@ -54,7 +55,8 @@ class SelfAttention:
             rotated = rms_norm(rotated, self._norm_RD, self._eps)
         rotated = rotate(rotated, step.cos, step.sin)
         q_TND, k_TMD = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        out_TND = self._attention(self._layer, q_TND, k_TMD, qkv[:, self._num_rotated :], step.attention)
+        plan = step.attention[self._window]
+        out_TND = self._attention(self._layer, q_TND, k_TMD, qkv[:, self._num_rotated :], plan)
         return self._product(out_TND.reshape(num_rows, -1), self._output, self._output_bias)
 
 

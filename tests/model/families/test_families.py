@@ -106,8 +106,8 @@ def test_rope_scaling_wins_over_rope_parameters_and_theta_inside_over_theta_outs
 
 
 def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(CheckpointError, match="LlamaForCausalLM") as caught:
-        family_of({"architectures": ["LlamaForCausalLM"]})
+    with pytest.raises(CheckpointError, match="GemmaForCausalLM") as caught:
+        family_of({"architectures": ["GemmaForCausalLM"]})
     assert all(name in caught.value.message for name in FAMILIES)
     for nothing in ({}, {"architectures": None}, {"architectures": []}):
         with pytest.raises(CheckpointError, match="none"):
