@@ -15,6 +15,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from metrale_ray.protocol.codec import decode_command, decode_reply, encode_command, encode_reply
 from metrale_ray.protocol.commands import (
@@ -38,6 +39,7 @@ from metrale_ray.protocol.commands import (
     Timing,
     Welcome,
 )
+from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import HeadLink, WorkerLink
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import judge
@@ -112,17 +114,23 @@ def _median_us(reps: int, work: Callable[[], object]) -> float:
 
 
 def _echo_worker() -> tuple[HeadLink, multiprocessing.Process]:
-    transport = ZmqTransport.listen("127.0.0.1", "rank 1")
-    child = multiprocessing.get_context("spawn").Process(target=_echo, args=(transport.address,))
+    keys = new_keys()
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=_echo, args=(there,))
     child.start()
+    transport = ZmqTransport.listen("127.0.0.1", "rank 1", keys, here.recv())
+    here.send((transport.address, keys.public))
     link = HeadLink(Rank(1), transport, V2, 1)
     link.expect_hello(30)
     link.welcome(Welcome(V2, 1, ""))
     return link, child
 
 
-def _echo(address: str) -> None:
-    link = WorkerLink(Rank(1), ZmqTransport.connect(address, "the head"), V2)
+def _echo(head: Connection) -> None:
+    keys = new_keys()
+    head.send(keys.public)
+    address, head_key = head.recv()
+    link = WorkerLink(Rank(1), ZmqTransport.connect(address, "the head", keys, head_key), V2)
     link.hello(Hello(Rank(1), V2, {}, {}, 1))
     link.expect_welcome(30)
     while True:

@@ -31,6 +31,7 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
 from metrale_ray.head import Head, HeadState
 from metrale_ray.parent_death import die_with_parent
+from metrale_ray.protocol.keys import new_keys
 from metrale_ray.worker import HeadAddress, Worker
 
 log = logging.getLogger(__name__)
@@ -68,10 +69,12 @@ class HeadActor:
         self._host = host or _node_address()
         self._head = Head(config, self._host)
 
-    async def listen(self) -> tuple[dict[int, HeadAddress], str]:
-        """Open every door: one address for each worker, and the fronts' one."""
-        addresses = await self._head.listen()
-        return addresses, self._head.front_address
+    async def listen(self, worker_keys: dict[int, str], front_key: str) -> tuple[dict[int, HeadAddress], str, str]:
+        """Open every door, to the processes with these public keys alone: one address for each worker, the fronts' one
+        and the head's own public key."""
+        addresses = await self._head.listen(worker_keys)
+        self._head.allow_front(front_key)
+        return addresses, self._head.front_address, self._head.public_key
 
     async def serve(self) -> None:
         """Run the engine to its end."""
@@ -108,6 +111,10 @@ class WorkerActor:
         """Carry out commands until shutdown."""
         self._worker.run(head)
 
+    def public_key(self) -> str:
+        """By which the head knows this process."""
+        return self._worker.public_key
+
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def whoami(self) -> dict[str, Any]:
         """Process id, node and address of this rank."""
@@ -121,6 +128,8 @@ class Cluster:
         self.config = config
         self.name = config.name or f"engine-{uuid.uuid4().hex[:8]}"
         self.front_address = ""
+        self.front_keys = new_keys()
+        self.head_key = ""
         self.ranks: list[dict[str, Any]] = []
         self._owns_ray = False
         self._is_local = False
@@ -248,7 +257,9 @@ class Cluster:
         host = LOOPBACK if self._owns_ray and self._is_local else None
         head = self._create(HeadActor, 0, config, host)
         workers = [self._create(WorkerActor, rank, config, rank, host) for rank in range(1, config.ep_size)]
-        addresses, self.front_address = self._get(head.listen.remote())
+        keys = dict(enumerate(self._get([worker.public_key.remote() for worker in workers]), start=1))
+        listening = head.listen.remote(keys, self.front_keys.public)
+        addresses, self.front_address, self.head_key = self._get(listening)
         self._runs = [head.serve.remote()]
         self._runs += [worker.run.remote(addresses[rank]) for rank, worker in enumerate(workers, start=1)]
         self.ranks = self._get([actor.whoami.remote() for actor in self._actors])

@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from metrale_ray.model.device import use_threads
 from metrale_ray.model.ranks import RankSetup, open_rank
 from metrale_ray.protocol.commands import Progress, Rank
 from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Output, Submit
+from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.zmq_transport import ZmqTransport
 from metrale_ray.scheduler.request import Request, RequestId
@@ -90,23 +92,40 @@ class Head:
         self._stopping = threading.Event()
         self._state = HeadState("starting", {})
         self._clients = _Clients()
+        self._keys = new_keys()
         self._links: list[HeadLink] = []
+        self._transports: dict[int, ZmqTransport] = {}
         self._setup: RankSetup | None = None
         self._engine: Engine | None = None
         self._collectives: Collectives | None = None
         self._stats: dict[str, Any] = {}  # replaced whole by the engine thread, between steps
 
-    async def listen(self) -> dict[int, HeadAddress]:
-        """Check the checkpoint, and open every door: one address for each worker. Raises CheckpointError."""
+    async def listen(self, worker_keys: Mapping[int, str]) -> dict[int, HeadAddress]:
+        """Check the checkpoint, and open every door: one address for each worker, which only the process with that
+        rank's public key may use. Raises CheckpointError."""
         config = self._config
         self._loop = asyncio.get_running_loop()
         self._setup = await asyncio.to_thread(open_rank, config, 0, self._host)
-        transports = {rank: ZmqTransport.listen(self._host, f"rank {rank}") for rank in range(1, config.ep_size)}
+        self._transports = transports = {
+            rank: ZmqTransport.listen(self._host, f"rank {rank}", self._keys, worker_keys[rank])
+            for rank in range(1, config.ep_size)
+        }
         self._links = [HeadLink(Rank(rank), t, self._version, FIRST_EPOCH) for rank, t in transports.items()]
         self._store, store_port = host_store(self._host, config.start_timeout_s)
-        self._fronts = FrontServer(self._host, self._on_message, self._on_gone, self._opened)
+        self._fronts = FrontServer(self._host, self._on_message, self._on_gone, self._opened, self._keys)
         await self._fronts.start()
-        return {rank: HeadAddress(t.address, self._host, store_port) for rank, t in transports.items()}
+        return {
+            rank: HeadAddress(t.address, self._keys.public, self._host, store_port) for rank, t in transports.items()
+        }
+
+    @property
+    def public_key(self) -> str:
+        """By which workers and fronts know this process."""
+        return self._keys.public
+
+    def allow_front(self, public_key: str) -> None:
+        """Let the front with this key connect. After `listen`, on its loop. Raises StartError for what is no key."""
+        self._fronts.allow(public_key)
 
     @property
     def front_address(self) -> str:
@@ -135,7 +154,8 @@ class Head:
 
     async def stats(self) -> dict[str, Any]:
         """Gauges and counters after the last step."""
-        return dict(self._stats)
+        strangers = self._fronts.num_refused + sum(t.num_refused for t in self._transports.values())
+        return {**self._stats, "refused_strangers": strangers}
 
     # The loop's side ----------------------------------------------------------------------------------------------
 

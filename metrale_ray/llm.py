@@ -28,6 +28,7 @@ from metrale_ray.model.checkpoint import open_checkpoint
 from metrale_ray.model.weights import plan_weights, read_decoder_config
 from metrale_ray.progress import LoadProgress, counted
 from metrale_ray.protocol.front import FrontClient
+from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.completion import Completion
 from metrale_ray.serve.outputs import RequestOutput
@@ -69,7 +70,7 @@ class LLM:
         with LoadProgress(self.config.ep_size) as progress:
             self._cluster.start(progress.update)
         try:
-            self._client = _connect(self._cluster.front_address)
+            self._client = _connect(self._cluster.front_address, self._cluster.front_keys, self._cluster.head_key)
         except BaseException:
             self._cluster.close()
             raise
@@ -315,8 +316,8 @@ def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int)
     return list(given)
 
 
-def _connect(address: str) -> FrontClient:
-    client = FrontClient(address)
+def _connect(address: str, keys: KeyPair, head_key: str) -> FrontClient:
+    client = FrontClient(address, keys, head_key)
     try:
         client.wait_opened(OPEN_TIMEOUT_S)
     except BaseException as error:

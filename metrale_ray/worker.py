@@ -19,6 +19,7 @@ from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.protocol.commands import CommandFrame, Progress, Rank
+from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import WorkerLink
 from metrale_ray.protocol.transport import Transport
 from metrale_ray.protocol.zmq_transport import ZmqTransport
@@ -30,9 +31,11 @@ JoinGroup = Callable[[RankSetup, WorkerLink], Collectives]
 
 @dataclass(frozen=True, slots=True)
 class HeadAddress:
-    """Where a worker finds the head: its own link, and the rendezvous store of the collectives."""
+    """Where a worker finds the head and by which public key it knows it: its own link, and the rendezvous store of the
+    collectives."""
 
     link: str
+    head_key: str
     store_host: str
     store_port: int
 
@@ -44,11 +47,17 @@ class Worker:
         self.rank = rank
         self._config = config
         self._host = host
+        self._keys = new_keys()
+
+    @property
+    def public_key(self) -> str:
+        """By which the head knows this process."""
+        return self._keys.public
 
     def run(self, head: HeadAddress) -> None:
         """Serve over sockets until shutdown. Raises what makes this rank leave, naming the rank."""
         use_threads(self._config.threads_per_rank)
-        transport = ZmqTransport.connect(head.link, "the head")
+        transport = ZmqTransport.connect(head.link, "the head", self._keys, head.head_key)
         self.serve(transport, lambda setup, link: self._join_group(setup, link, head))
 
     def serve(self, transport: Transport, join_group: JoinGroup) -> None:

@@ -39,6 +39,8 @@ LEVELS = {
     "scheduler": 1,
     "sampling": 1,
     "model": 1,
+    "protocol.keys": 2,
+    "protocol.door": 2,
     "protocol.link": 2,
     "protocol.front": 2,
     "protocol.transport": 2,

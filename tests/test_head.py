@@ -16,6 +16,7 @@ from metrale_ray.config import EngineConfig, FaultSpec
 from metrale_ray.errors import EngineDead, HandshakeError, MetraleError, StartError
 from metrale_ray.head import Head
 from metrale_ray.protocol.front import FrontClient, Output
+from metrale_ray.protocol.keys import new_keys
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.worker import Worker
 from tests.fixtures.succ import write_succ
@@ -45,12 +46,19 @@ class Process:
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._run_loop, daemon=True)]
         self._threads[0].start()
-        addresses = self.call(self.head.listen())
+        self.workers = {rank: Worker(self.config, rank, HOST) for rank in range(1, ep_size)}
+        addresses = self.call(self.head.listen({rank: w.public_key for rank, w in self.workers.items()}))
         for rank, address in addresses.items():
             self._threads.append(threading.Thread(target=self._work, args=(rank, address), daemon=True))
         for thread in self._threads[1:]:
             thread.start()
         asyncio.run_coroutine_threadsafe(self._serve(), self.loop)
+
+    def front(self) -> FrontClient:
+        """A front of its own keys, which the head allows."""
+        keys = new_keys()
+        self.loop.call_soon_threadsafe(self.head.allow_front, keys.public)
+        return FrontClient(self.head.front_address, keys, self.head.public_key)
 
     def call(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT_S)
@@ -88,7 +96,7 @@ class Process:
 
     def _work(self, rank: int, address: Any) -> None:
         try:
-            Worker(self.config, rank, HOST).run(address)
+            self.workers[rank].run(address)
         except MetraleError as error:
             self.worker_errors[rank] = error
 
@@ -98,7 +106,7 @@ def running(model: Path, ep_size: int = 2, **settings: Any) -> Iterator[tuple[Pr
     process = Process(model, ep_size, **settings)
     try:
         process.wait_ready()
-        with FrontClient(process.head.front_address) as client:
+        with process.front() as client:
             client.wait_opened(TIMEOUT_S)
             yield process, client
     finally:
@@ -131,7 +139,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_several_fronts_get_their_own_answers(model: Path) -> None:
-    with running(model) as (process, first), FrontClient(process.head.front_address) as second:
+    with running(model) as (process, first), process.front() as second:
         second.wait_opened(TIMEOUT_S)
         handles = [(c, n, c.submit([n], GREEDY)) for n, c in enumerate([first, second] * 4)]
         for _, number, handle in handles:
@@ -143,7 +151,7 @@ def test_several_fronts_get_their_own_answers(model: Path) -> None:
 
 def test_a_front_that_goes_away_has_its_requests_aborted_and_others_go_on(model: Path) -> None:
     with running(model) as (process, client):
-        with FrontClient(process.head.front_address) as leaving:
+        with process.front() as leaving:
             leaving.wait_opened(TIMEOUT_S)
             leaving.submit([5], LONG).get(TIMEOUT_S)
         until(lambda: process.call(process.head.stats())["running"] == 0)

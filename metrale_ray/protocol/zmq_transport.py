@@ -5,7 +5,13 @@ Rules: one socket per peer, so that what the monitor says is about that peer. No
 has ended is LinkLost for good. A peer whose process has gone shows at once, one that is stopped when its heartbeat is
 overdue. The context is the transport's own, so that closing can wait, within a limit, until what was sent has left.
 
-What is left out: authentication and encryption. Whoever can reach the port can speak; it needs a trusted network.
+Both ends know the other's public key and speak to nobody else, encrypted (CURVE). A stranger at the listening end is
+dropped before it becomes the socket's one peer, so that it can neither speak nor take the peer's place: one that has
+no key at once, and one that says nothing after HANDSHAKE_TIMEOUT_MS. A peer that comes meanwhile is let in, and only
+the news of its loss may be late by that time. Of two connections with the right key the first is the peer.
+
+What is left out: a limit on connections. Each stranger holds one descriptor until it is dropped, so whoever can
+open thousands of them in a few seconds can use them up: who may reach the port is the network's matter.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from metrale_ray.errors import LinkLost, StartError
+from metrale_ray.protocol.door import Door
+from metrale_ray.protocol.keys import CURVE_FRAME_BYTES, KeyPair, call_with, listen_with, raw_key
 from metrale_ray.protocol.limits import MAX_FRAME_BYTES
 from metrale_ray.protocol.transport import check_frame_size
 
@@ -52,7 +60,6 @@ WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
 )
 _EVENTS = (
     zmq.EVENT_ACCEPTED
@@ -69,26 +76,30 @@ _EVENTS = (
 class ZmqTransport:
     """One end of a connection; made by `listen` or `connect`. See `transport.Transport` for the methods."""
 
-    def __init__(self, peer: str, *, listens: bool) -> None:
+    def __init__(self, peer: str, welcome_key: bytes | None = None) -> None:
+        listens = welcome_key is not None
         self._peer = peer
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         _configure(self._socket)
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(_EVENTS)
+        self._monitor = unbounded_monitor(self._socket, _EVENTS)
         self._watch = ConnectionWatch(peer, listens=listens)
+        door = Door(self._context, frozenset({welcome_key}).__contains__) if welcome_key is not None else None
         self._inbox: deque[bytes] = deque()  # what was left to read when the peer had gone
         self._poller = zmq.Poller()
         self._poller.register(self._monitor, zmq.POLLIN)
         # Also when nobody calls close(): a context that is collected before its sockets would wait for them for good.
-        self._end = weakref.finalize(self, _close_all, self._context, self._socket, self._monitor)
+        self._end = weakref.finalize(self, _close_all, self._context, self._socket, self._monitor, door)
         self._address = ""
 
     @classmethod
-    def listen(cls, host: str, peer: str) -> ZmqTransport:
-        """Wait for `peer` on a free port of the address `host`, and on no other. Raises StartError."""
+    def listen(cls, host: str, peer: str, keys: KeyPair, peer_key: str) -> ZmqTransport:
+        """Wait for `peer`, whose public key is `peer_key`, on a free port of the address `host`, and on no other.
+        Raises StartError."""
         if host in WILDCARDS:
             raise StartError(f"the address to listen on is {host!r}; give one address that the other nodes can reach")
-        transport = cls(peer, listens=True)
+        transport = cls(peer, raw_key(peer_key))
+        listen_with(transport._socket, keys)
         transport._socket.set(zmq.IPV6, ":" in host)
         try:
             transport._socket.bind(f"tcp://{_bracketed(host)}:*")
@@ -99,10 +110,13 @@ class ZmqTransport:
         return transport
 
     @classmethod
-    def connect(cls, address: str, peer: str) -> ZmqTransport:
-        """Connect to `peer`, which listens on `address` (tcp://host:port). Gives the transport at once; a connection
-        that fails shows as LinkLost. Raises StartError for an address that is none."""
-        transport = cls(peer, listens=False)
+    def connect(cls, address: str, peer: str, keys: KeyPair, peer_key: str) -> ZmqTransport:
+        """Connect to `peer`, which listens on `address` (tcp://host:port) and has the public key `peer_key`. Gives the
+        transport at once; a connection that fails shows as LinkLost. Raises StartError for an address or a key that is
+        none."""
+        raw_key(peer_key)
+        transport = cls(peer)
+        call_with(transport._socket, keys, peer_key)
         transport._socket.set(zmq.IPV6, "[" in address)
         try:
             transport._socket.connect(address)
@@ -116,6 +130,11 @@ class ZmqTransport:
     def address(self) -> str:
         """Where the listening end is: tcp://host:port."""
         return self._address
+
+    @property
+    def num_refused(self) -> int:
+        """Connections of others than the peer that were dropped, as of the last look at the link. From any thread."""
+        return self._watch.num_refused
 
     def send(self, data: bytes) -> None:
         """See Transport. Waits at most SEND_TIMEOUT_S for room, or for a peer that has not come yet."""
@@ -202,12 +221,13 @@ class ZmqTransport:
 class ConnectionWatch:
     """What a socket's monitor tells, made into one answer: why the peer has gone, or None.
 
-    A listening socket may be tried by strangers. Those that come after the peer's handshake are no concern of ours, and
-    those that come before it are dropped when they do not speak the protocol.
+    A listening socket may be tried by strangers: each connection that ends is one, but the peer's own. Those that come
+    after the peer's handshake are no concern of ours, and those that come before it are dropped within its time.
     """
 
     def __init__(self, peer: str, *, listens: bool) -> None:
         self.reason: str | None = None
+        self.num_refused = 0
         self._peer = peer
         self._listens = listens
         self._candidates: set[int] = set()  # connections of which one is the peer's
@@ -223,6 +243,8 @@ class ConnectionWatch:
             self._has_peer = True
         elif event in _FAILED_HANDSHAKES:
             self._detail = "the connection was made and the handshake failed"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._detail = "it does not know this process's key, which is of another start or another engine"
         elif event == zmq.EVENT_DISCONNECTED:
             self._disconnected(value)
         elif event == zmq.EVENT_CLOSED and not self._listens and not self._candidates:
@@ -230,18 +252,25 @@ class ConnectionWatch:
 
     def _disconnected(self, descriptor: int) -> None:
         self._candidates.discard(descriptor)
-        if self._candidates:
-            return
-        if self._has_peer:
+        if self._listens and (self._candidates or not self._has_peer):
+            self.num_refused += 1
+        elif self._has_peer:
             self.reason = f"{self._peer} has gone: its connection ended or its heartbeat is overdue"
-        elif not self._listens:
+        else:
             self.reason = f"{self._peer} cannot be reached: {self._detail or 'the connection ended at once'}"
+
+
+def unbounded_monitor(socket: zmq.Socket[Any], events: int) -> Any:
+    """The monitor of `socket`. A full one would hold up all the context's connections, and strangers fill it."""
+    monitor = socket.get_monitor_socket(events)
+    monitor.set(zmq.RCVHWM, 0)
+    return monitor
 
 
 def _configure(socket: zmq.Socket[Any]) -> None:
     socket.set(zmq.LINGER, LINGER_MS)
     socket.set(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
-    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_FRAME_BYTES)
     socket.set(zmq.SNDHWM, HIGH_WATER_FRAMES)
     socket.set(zmq.RCVHWM, HIGH_WATER_FRAMES)
     socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
@@ -251,9 +280,14 @@ def _configure(socket: zmq.Socket[Any]) -> None:
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
 
 
-def _close_all(context: zmq.Context[Any], socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+def _close_all(
+    context: zmq.Context[Any], socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], door: Door | None
+) -> None:
     _close_sockets(socket, monitor, linger_ms=LINGER_MS)
-    context.term()
+    if door is None:
+        context.term()
+    else:
+        door.end()
 
 
 def _close_sockets(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, linger_ms: int) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 
 import zmq
 
+from metrale_ray.protocol.front.client import FrontClient
 from metrale_ray.protocol.front.frames import decode_from_head, encode
 from metrale_ray.protocol.front.messages import Abort, Finish, FromFront, FromHead, Open, Opened, Output, Submit
 from metrale_ray.protocol.front.server import FrontId, FrontServer
+from metrale_ray.protocol.keys import call_with, new_keys
 
 WAIT_S = 20.0  # what should come at once may take this long on a busy machine; nothing waits for it to pass
+HEAD_KEYS, FRONT_KEYS = new_keys(), new_keys()
 OPENED = Opened(max_model_len=128, vocab_size=320, engine_epoch=3)
 
 
@@ -27,7 +30,8 @@ class Rig:
         self.messages: queue.SimpleQueue[tuple[FrontId, Submit | Abort | Finish]] = queue.SimpleQueue()
         self.gone: queue.SimpleQueue[FrontId] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
-        self.server = FrontServer(host, self.on_message, self.gone.put, lambda: OPENED, **settings)
+        self.server = FrontServer(host, self.on_message, self.gone.put, lambda: OPENED, HEAD_KEYS, **settings)
+        self.server.allow(FRONT_KEYS.public)
         self.thread = threading.Thread(target=self.loop.run_forever, name="head-loop")
         self.thread.start()
         self.wait(self.server.start())
@@ -73,6 +77,11 @@ def running(**settings: Any) -> Iterator[Rig]:
         rig.stop()
 
 
+def front_client(address: str, **settings: float) -> FrontClient:
+    """A front that the rig's server allows."""
+    return FrontClient(address, FRONT_KEYS, HEAD_KEYS.public, **settings)
+
+
 class RawFront:
     """A socket that says exactly what a test wants it to."""
 
@@ -81,6 +90,7 @@ class RawFront:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, round(WAIT_S * 1000))
+        call_with(self.socket, FRONT_KEYS, HEAD_KEYS.public)
         self.socket.connect(address)
         if opens:
             self.say(Open())

@@ -18,13 +18,15 @@ import pytest
 import zmq
 
 from metrale_ray.errors import EngineDead, RequestError
+from metrale_ray.protocol.door import Door
 from metrale_ray.protocol.front import client as client_module
 from metrale_ray.protocol.front.client import FrontClient
 from metrale_ray.protocol.front.frames import MAX_PROMPT_TOKENS, encode
 from metrale_ray.protocol.front.messages import Abort, Beat, Bye, Finish, Output, Outputs, Submit
 from metrale_ray.protocol.front.server import FrontId
+from metrale_ray.protocol.keys import listen_with
 from metrale_ray.sampling.params import SamplingParams
-from tests.protocol.front_rig import OPENED, WAIT_S, raw_front, running
+from tests.protocol.front_rig import FRONT_KEYS, HEAD_KEYS, OPENED, WAIT_S, front_client, raw_front, running
 
 PARAMS = SamplingParams(
     temperature=0.7,
@@ -40,7 +42,7 @@ PARAMS = SamplingParams(
 
 @contextmanager
 def connected(address: str, **settings: float) -> Iterator[FrontClient]:
-    with FrontClient(address, **settings) as client:
+    with front_client(address, **settings) as client:
         yield client
     assert not client._connection._thread.is_alive()
 
@@ -123,7 +125,7 @@ def test_abort_and_finish_reach_the_head() -> None:
 
 def test_closing_a_front_tells_the_head_and_answers_whoever_waits() -> None:
     with running() as rig:
-        client = FrontClient(rig.server.address)
+        client = front_client(rig.server.address)
         handle = client.submit([1], SamplingParams())
         rig.next_message()
         with ThreadPoolExecutor() as pool:
@@ -212,13 +214,16 @@ def test_a_dropped_front_is_told_why() -> None:
 @contextmanager
 def fake_head() -> Iterator[tuple[str, zmq.Socket[bytes]]]:
     context = zmq.Context()
+    door = Door(context, lambda key: True)
     router = context.socket(zmq.ROUTER)
+    listen_with(router, HEAD_KEYS)
     router.setsockopt(zmq.RCVTIMEO, round(WAIT_S * 1000))
     port = router.bind_to_random_port("tcp://127.0.0.1")
     try:
         yield f"tcp://127.0.0.1:{port}", router
     finally:
-        context.destroy(linger=0)
+        router.close(linger=0)
+        door.end()
 
 
 @pytest.mark.parametrize(
@@ -285,13 +290,18 @@ def test_beats_keep_an_idle_session_open() -> None:
 
 HEAD = """
 import asyncio
+import sys
 from metrale_ray.protocol.front import FrontServer, Opened, Output, Submit
+from metrale_ray.protocol.keys import KeyPair
+
+keys = KeyPair(*sys.argv[1:3])
 
 async def main():
     def answer(front_id, message):
         if isinstance(message, Submit):
             server.post(front_id, [Output(message.request_id, 0, message.prompt_token_ids)])
-    server = FrontServer("127.0.0.1", answer, lambda front_id: None, lambda: Opened(1, 2, 3), beat_s=0.1)
+    server = FrontServer("127.0.0.1", answer, lambda front_id: None, lambda: Opened(1, 2, 3), keys, beat_s=0.1)
+    server.allow(sys.argv[3])
     await server.start()
     print(server.address, flush=True)
     await asyncio.Event().wait()
@@ -302,7 +312,8 @@ asyncio.run(main())
 
 @contextmanager
 def head_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    head = subprocess.Popen([sys.executable, "-c", HEAD], stdout=subprocess.PIPE, text=True)
+    keys = (HEAD_KEYS.public, HEAD_KEYS.secret, FRONT_KEYS.public)
+    head = subprocess.Popen([sys.executable, "-c", HEAD, *keys], stdout=subprocess.PIPE, text=True)
     try:
         assert head.stdout is not None
         yield head.stdout.readline().strip(), head

@@ -31,7 +31,7 @@ from metrale_ray.protocol.front.messages import (
 )
 from metrale_ray.protocol.front.server import FrontId, FrontServer
 from metrale_ray.sampling.params import SamplingParams
-from tests.protocol.front_rig import OPENED, WAIT_S, Rig, raw_front, running
+from tests.protocol.front_rig import HEAD_KEYS, OPENED, WAIT_S, Rig, raw_front, running
 
 SUBMIT = Submit(9, (1, 2, 3), SamplingParams(seed=2**64 - 1, stop=["x"]))
 
@@ -287,18 +287,18 @@ def test_a_stranger_that_speaks_no_zeromq_has_no_effect(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "[::]"])
 def test_an_address_that_means_every_interface_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="every interface"):
-        FrontServer(host, lambda front_id, message: None, lambda front_id: None, lambda: OPENED)
+        FrontServer(host, lambda front_id, message: None, lambda front_id: None, lambda: OPENED, HEAD_KEYS)
 
 
 def test_an_address_that_this_machine_does_not_have_is_a_start_error() -> None:
-    server = FrontServer("192.0.2.1", lambda front_id, message: None, lambda front_id: None, lambda: OPENED)
+    server = FrontServer("192.0.2.1", lambda front_id, message: None, lambda front_id: None, lambda: OPENED, HEAD_KEYS)
     with pytest.raises(StartError, match=r"cannot listen for fronts on 192\.0\.2\.1"):
         asyncio.run(server.start())
     asyncio.run(server.close())
 
 
 def test_there_is_no_address_before_the_start() -> None:
-    server = FrontServer("127.0.0.1", lambda front_id, message: None, lambda front_id: None, lambda: OPENED)
+    server = FrontServer("127.0.0.1", lambda front_id, message: None, lambda front_id: None, lambda: OPENED, HEAD_KEYS)
     with pytest.raises(SessionError, match="before it is started"):
         _ = server.address
 

@@ -18,13 +18,16 @@ import pytest
 import zmq
 
 from metrale_ray.errors import LinkLost, StartError
+from metrale_ray.protocol.keys import call_with
 from metrale_ray.protocol.limits import MAX_FRAME_BYTES
 from metrale_ray.protocol.zmq_transport import ConnectionWatch, ZmqTransport
+from tests.protocol.transport_pairs import HEAD_KEYS, WORKER_KEYS
 
 PEER = """
 import sys
+from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.protocol.zmq_transport import ZmqTransport
-link = ZmqTransport.connect(sys.argv[1], "the head")
+link = ZmqTransport.connect(sys.argv[1], "the head", KeyPair(*sys.argv[2:4]), sys.argv[4])
 link.send(b"here")
 while (data := link.receive(None)) != b"leave":
     link.send(data)
@@ -33,12 +36,21 @@ link.close()
 """
 
 
+def listen(host: str = "127.0.0.1") -> ZmqTransport:
+    return ZmqTransport.listen(host, "rank 1", HEAD_KEYS, WORKER_KEYS.public)
+
+
+def connect(address: str) -> ZmqTransport:
+    return ZmqTransport.connect(address, "the head", WORKER_KEYS, HEAD_KEYS.public)
+
+
 class Peer:
     """A process at the other end of a listening transport."""
 
     def __init__(self) -> None:
-        self.link = ZmqTransport.listen("127.0.0.1", "rank 1")
-        self.process = subprocess.Popen([sys.executable, "-c", PEER, self.link.address])
+        self.link = listen()
+        keys = (WORKER_KEYS.public, WORKER_KEYS.secret, HEAD_KEYS.public)
+        self.process = subprocess.Popen([sys.executable, "-c", PEER, self.link.address, *keys])
 
     def end(self) -> None:
         self.link.close()
@@ -123,7 +135,7 @@ def test_asking_whether_the_peer_is_lost_costs_microseconds(peer: Peer) -> None:
 
 
 def test_a_peer_that_has_not_come_is_no_loss_but_a_timeout() -> None:
-    link = ZmqTransport.listen("127.0.0.1", "rank 1")
+    link = listen()
     with pytest.raises(TimeoutError, match="nothing came from rank 1"):
         link.receive(0.1)
     assert link.lost() is None
@@ -132,7 +144,7 @@ def test_a_peer_that_has_not_come_is_no_loss_but_a_timeout() -> None:
 
 def test_sending_to_a_peer_that_never_comes_ends_in_link_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metrale_ray.protocol.zmq_transport.SEND_TIMEOUT_S", 0.1)
-    link = ZmqTransport.listen("127.0.0.1", "rank 1")
+    link = listen()
     with pytest.raises(LinkLost, match=r"rank 1 took nothing for 0\.1 s"):
         link.send(b"x")
     link.close()
@@ -149,7 +161,7 @@ def test_a_stopped_peer_does_not_hold_up_a_sender_for_long(peer: Peer) -> None:
 def test_a_refused_connection_is_link_lost_with_the_reason() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    link = ZmqTransport.connect(f"tcp://127.0.0.1:{port}", "the head")
+    link = connect(f"tcp://127.0.0.1:{port}")
     with pytest.raises(LinkLost, match="the head cannot be reached"):
         link.receive(None)
     with pytest.raises(LinkLost, match="the head cannot be reached"):
@@ -159,7 +171,7 @@ def test_a_refused_connection_is_link_lost_with_the_reason() -> None:
 
 def test_a_server_of_another_kind_is_link_lost_when_it_hangs_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        link = ZmqTransport.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", "the head")
+        link = connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -170,7 +182,7 @@ def test_a_server_of_another_kind_is_link_lost_when_it_hangs_up() -> None:
 
 def test_a_server_that_says_nothing_is_link_lost_after_the_handshakes_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        link = ZmqTransport.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", "the head")
+        link = connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         connection, _ = server.accept()
         with connection, pytest.raises(LinkLost, match=r"the head cannot be reached: .* handshake failed"):
             link.receive(20)
@@ -178,31 +190,31 @@ def test_a_server_that_says_nothing_is_link_lost_after_the_handshakes_time() -> 
 
 
 def test_a_transport_that_nobody_closed_is_collected_without_waiting() -> None:
-    link = ZmqTransport.listen("127.0.0.1", "rank 1")
+    link = listen()
     address = link.address
     cycle = [link]
     cycle.append(cycle)  # type: ignore[arg-type]
     del link, cycle
     gc.collect()
-    friend = ZmqTransport.connect(address, "the head")
+    friend = connect(address)
     with pytest.raises(LinkLost, match="cannot be reached"):
         friend.receive(10)
     friend.close()
 
 
 def test_strangers_before_and_after_the_peer_do_not_count_as_the_peer() -> None:
-    link = ZmqTransport.listen("127.0.0.1", "rank 1")
+    link = listen()
     host, port = "127.0.0.1", int(link.address.rpartition(":")[2])
     with socket.create_connection((host, port)) as scan:
         scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with pytest.raises(TimeoutError):
         link.receive(0.2)
-    friend = ZmqTransport.connect(link.address, "the head")
+    friend = connect(link.address)
     friend.send(b"hello")
     assert link.receive(10) == b"hello"
     with socket.create_connection((host, port)) as scan:
         scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    second = ZmqTransport.connect(link.address, "the head")
+    second = connect(link.address)
     with pytest.raises(TimeoutError):
         link.receive(0.2)
     assert link.lost() is None
@@ -214,14 +226,14 @@ def test_strangers_before_and_after_the_peer_do_not_count_as_the_peer() -> None:
 
 
 def test_nobody_takes_the_place_of_a_peer_that_has_gone() -> None:
-    link = ZmqTransport.listen("127.0.0.1", "rank 1")
-    first = ZmqTransport.connect(link.address, "the head")
+    link = listen()
+    first = connect(link.address)
     first.send(b"first")
     assert link.receive(10) == b"first"
     first.close()
     with pytest.raises(LinkLost):
         link.receive(10)
-    second = ZmqTransport.connect(link.address, "the head")
+    second = connect(link.address)
     with pytest.raises(LinkLost):
         link.receive(0.2)
     second.close()
@@ -229,9 +241,10 @@ def test_nobody_takes_the_place_of_a_peer_that_has_gone() -> None:
 
 
 def test_a_frame_above_the_limit_ends_the_connection() -> None:
-    link = ZmqTransport.listen("127.0.0.1", "rank 1")
+    link = listen()
     with zmq.Context() as context, context.socket(zmq.PAIR) as raw:
         raw.set(zmq.LINGER, 0)
+        call_with(raw, WORKER_KEYS, HEAD_KEYS.public)
         raw.connect(link.address)
         raw.send(bytes(MAX_FRAME_BYTES + 1))
         with pytest.raises(LinkLost, match="rank 1 has gone"):
@@ -242,18 +255,18 @@ def test_a_frame_above_the_limit_ends_the_connection() -> None:
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "", "::"])
 def test_listening_on_every_address_is_refused(host: str) -> None:
     with pytest.raises(StartError, match="give one address"):
-        ZmqTransport.listen(host, "rank 1")
+        listen(host)
 
 
 def test_addresses_that_are_none_are_start_errors() -> None:
     with pytest.raises(StartError, match=r"cannot listen on '203\.0\.113\.7' for rank 1"):
-        ZmqTransport.listen("203.0.113.7", "rank 1")
+        listen("203.0.113.7")
     with pytest.raises(StartError, match="cannot connect to the head at 'nowhere'"):
-        ZmqTransport.connect("nowhere", "the head")
+        connect("nowhere")
 
 
 def test_it_listens_on_the_given_address_only() -> None:
-    link = ZmqTransport.listen("127.0.0.2", "rank 1")
+    link = listen("127.0.0.2")
     port = int(link.address.rpartition(":")[2])
     assert link.address == f"tcp://127.0.0.2:{port}"
     with pytest.raises(ConnectionRefusedError):
@@ -279,8 +292,8 @@ def test_a_peer_among_several_unknown_connections_is_lost_when_the_last_of_them_
 
 def test_closing_leaves_no_open_descriptors() -> None:
     def round_trip() -> None:
-        link = ZmqTransport.listen("127.0.0.1", "rank 1")
-        friend = ZmqTransport.connect(link.address, "the head")
+        link = listen()
+        friend = connect(link.address)
         friend.send(b"x")
         link.receive(10)
         friend.close()

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from metrale_ray.baton import Baton
+from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.transport import Transport, memory_pair
 from metrale_ray.protocol.zmq_transport import ZmqTransport
 
+HEAD_KEYS, WORKER_KEYS = new_keys(), new_keys()
 Task = Callable[[Transport], Any]
 
 
@@ -23,13 +25,18 @@ def run_memory(head: Task, worker: Task) -> dict[str, Any]:
 
 def run_zmq(head: Task, worker: Task) -> dict[str, Any]:
     """Run both ends as threads over TCP; each one's result or exception."""
-    listening = ZmqTransport.listen("127.0.0.1", "the worker")
-    calling = ZmqTransport.connect(listening.address, "the head")
+    listening, calling = zmq_pair()
     try:
         return run_threads({"head": lambda: head(listening), "worker": lambda: worker(calling)})
     finally:
         listening.close()
         calling.close()
+
+
+def zmq_pair() -> tuple[ZmqTransport, ZmqTransport]:
+    """A listening end and one that calls it, which need not have met yet."""
+    listening = ZmqTransport.listen("127.0.0.1", "the worker", HEAD_KEYS, WORKER_KEYS.public)
+    return listening, ZmqTransport.connect(listening.address, "the head", WORKER_KEYS, HEAD_KEYS.public)
 
 
 def run_threads(tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:

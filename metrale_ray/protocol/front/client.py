@@ -31,6 +31,7 @@ from metrale_ray.protocol.front.messages import (
     Read,
     Submit,
 )
+from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.sampling.params import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -40,16 +41,24 @@ MAX_LIVE_REQUESTS = 65_536
 
 
 class FrontClient:
-    """A session with the head at `address` (tcp://host:port), which begins at once; see `wait_opened`."""
+    """A session with the head at `address` (tcp://host:port), which begins at once; see `wait_opened`.
 
-    def __init__(self, address: str, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
+    `keys` are this front's own, whose public half the head must allow; `head_key` is the head's. Raises StartError for
+    a key that is none.
+    """
+
+    def __init__(
+        self, address: str, keys: KeyPair, head_key: str, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
+    ) -> None:
         self._changed = threading.Condition()
         self._handles: dict[int, RequestHandle] = {}
         self._next_ids = itertools.count(1)
         self._num_frames = 0
         self._opened: Opened | None = None
         self._death: EngineDead | None = None
-        self._connection = FrontConnection(address, self._take, self._lose_head, beat_s=beat_s, silence_s=silence_s)
+        self._connection = FrontConnection(
+            address, keys, head_key, self._take, self._lose_head, beat_s=beat_s, silence_s=silence_s
+        )
         self._connection.start()
 
     def __enter__(self) -> FrontClient:

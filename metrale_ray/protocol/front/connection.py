@@ -24,6 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 from metrale_ray.errors import FrameError, ProtocolError
 from metrale_ray.protocol.front.frames import decode_from_head, encode
 from metrale_ray.protocol.front.messages import Beat, Bye, FromHead, Open
+from metrale_ray.protocol.keys import CURVE_FRAME_BYTES, KeyPair, call_with, raw_key
 from metrale_ray.protocol.limits import MAX_FRAME_BYTES
 from metrale_ray.protocol.zmq_transport import NO_RECONNECT_MS
 
@@ -45,18 +46,26 @@ _LOST_EVENTS = (
 
 
 class FrontConnection:
-    """One connection to the head at `address`. `on_message` and `on_lost` are called from its thread."""
+    """One connection to the head at `address`, whose public key is `head_key`; `keys` are this front's own.
+
+    `on_message` and `on_lost` are called from its thread. Raises StartError for a key that is none.
+    """
 
     def __init__(
         self,
         address: str,
+        keys: KeyPair,
+        head_key: str,
         on_message: Callable[[FromHead], None],
         on_lost: Callable[[str], None],
         *,
         beat_s: float,
         silence_s: float,
     ) -> None:
+        raw_key(head_key)
         self._address = address
+        self._keys = keys
+        self._head_key = head_key
         self._on_message = on_message
         self._on_lost = on_lost
         self._beat_s = beat_s
@@ -113,6 +122,7 @@ class FrontConnection:
     def _converse(self) -> str:
         """Connect, and send and receive until the session ends; the reason why it did."""
         with _make_socket(self._context, self._beat_s, self._silence_s) as socket:
+            call_with(socket, self._keys, self._head_key)
             socket.setsockopt(zmq.IPV6, int("[" in self._address))
             with socket.get_monitor_socket(_LOST_EVENTS) as monitor:
                 try:
@@ -176,7 +186,7 @@ def _make_socket(context: Any, beat_s: float, silence_s: float) -> Any:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, 1024)
     socket.setsockopt(zmq.RCVHWM, 1024)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_FRAME_BYTES)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, round(silence_s * 1000)))
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(beat_s * 1000)))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(silence_s * 1000)))

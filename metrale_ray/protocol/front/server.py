@@ -6,6 +6,10 @@ waited for: it has `credit` frames unread, or it has gone, or it was silent for 
 protocol does not allow is dropped alone, logged and counted. Each dropped front is told why where it can be told, and
 `on_gone` is called for it exactly once, from the loop and never from inside `post`.
 
+Only fronts whose public key was allowed come in, and all they say is encrypted (CURVE). Whoever else connects is
+dropped before anything of theirs is read: at once when the key is unknown or there is none, and after
+HANDSHAKE_TIMEOUT_MS when they say nothing.
+
 Silence is counted in this side's own beats, so a loop that was held up does not take its fronts for silent.
 
 What it leaves out: what a request means. `on_message` gets it whole and checked; if it raises, the server fails as a
@@ -26,6 +30,7 @@ import zmq
 import zmq.asyncio
 
 from metrale_ray.errors import ConfigError, FrameError, ProtocolError, SessionError, StartError
+from metrale_ray.protocol.door import Door
 from metrale_ray.protocol.front.frames import MAX_OUTPUTS, decode_from_front, encode
 from metrale_ray.protocol.front.messages import (
     BEAT_S,
@@ -44,7 +49,9 @@ from metrale_ray.protocol.front.messages import (
     Read,
     Submit,
 )
+from metrale_ray.protocol.keys import CURVE_FRAME_BYTES, KeyPair, listen_with, raw_key
 from metrale_ray.protocol.limits import MAX_FRAME_BYTES
+from metrale_ray.protocol.zmq_transport import HANDSHAKE_TIMEOUT_MS, unbounded_monitor
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +69,7 @@ LINGER_MS = 500
 
 _RECEIVES_PER_TURN = 64  # then the loop's other tasks get a turn, however much one front sends
 _EVERYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CANNOT_TAKE = (zmq.EAGAIN, zmq.EHOSTUNREACH)
 
 
@@ -69,6 +77,7 @@ _CANNOT_TAKE = (zmq.EAGAIN, zmq.EHOSTUNREACH)
 class _Session:
     front_id: FrontId
     identity: bytes  # the socket's name for the connection
+    key: bytes  # the front's own, 32 bytes
     num_posted: int = 0
     num_read: int = 0
     num_missed_beats: int = 0
@@ -83,18 +92,22 @@ class FrontServer:
         on_message: Callable[[FrontId, Submit | Abort | Finish], None],
         on_gone: Callable[[FrontId], None],
         opened: Callable[[], Opened],
+        keys: KeyPair,
         *,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
         credit: int = CREDIT_FRAMES,
     ) -> None:
-        """`host` is the numeric address of one interface. Raises ConfigError for one that means all of them."""
+        """`host` is the numeric address of one interface, `keys` are the head's. Raises ConfigError for a host that
+        means all interfaces."""
         if host in _EVERYWHERE:
             raise ConfigError(f"host is {host!r}, which is every interface; give the address of one, as 127.0.0.1")
         self._host = host
         self._on_message = on_message
         self._on_gone = on_gone
         self._opened = opened
+        self._keys = keys
+        self._allowed: set[bytes] = set()
         self._beat_s = beat_s
         self._max_missed_beats = max(1, math.ceil(silence_s / beat_s))
         self._credit = credit
@@ -104,10 +117,13 @@ class FrontServer:
         self._dead: Dead | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
+        self._door: Door | None = None
         self._socket: Any = None
+        self._monitor: Any = None
         self._address: str | None = None
         self.num_refused = 0
-        """Frames of fronts that were not allowed, since the start."""
+        """Since the start: frames of fronts that were not allowed, and connections that failed to show an allowed key.
+        A connection that says nothing in ZeroMQ's own words is dropped uncounted."""
 
     @property
     def address(self) -> str:
@@ -121,20 +137,35 @@ class FrontServer:
         """Sessions that are open now."""
         return len(self._sessions)
 
+    def allow(self, public_key: str) -> None:
+        """Let the front with this key come in, from now on. Raises StartError for a key that is none."""
+        self._allowed.add(raw_key(public_key))
+
+    def disallow(self, public_key: str) -> None:
+        """Let it in no longer, and drop the sessions that it has. Raises StartError for a key that is none."""
+        key = raw_key(public_key)
+        self._allowed.discard(key)
+        for session in [session for session in self._sessions.values() if session.key == key]:
+            self._drop(session, "its key is not allowed any more")
+
     async def start(self) -> None:
         """Listen, on a port that the system chooses. Raises StartError when the address cannot be listened on."""
         self._context = zmq.asyncio.Context()
+        self._door = Door(self._context, self._allowed.__contains__)
         self._socket = _make_socket(self._context, self._credit, self._beat_s, self._beat_s * self._max_missed_beats)
+        listen_with(self._socket, self._keys)
+        self._monitor = unbounded_monitor(self._socket, _REFUSALS)
         is_ipv6 = ":" in self._host
         self._socket.setsockopt(zmq.IPV6, int(is_ipv6))
         try:
             self._socket.bind(f"tcp://[{self._host}]:*" if is_ipv6 else f"tcp://{self._host}:*")
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            await self._release()
             raise StartError(f"cannot listen for fronts on {self._host}: {error.strerror}") from error
         self._address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode("ascii")
         self._tasks = [
             asyncio.create_task(self._watched(self._receive())),
+            asyncio.create_task(self._watched(self._count_refusals())),
             asyncio.create_task(self._watched(self._beat())),
         ]
 
@@ -159,19 +190,25 @@ class FrontServer:
 
     async def close(self) -> None:
         """Tell every front that it is over, and release the socket. Raises what made the server fail, if it did."""
-        if self._context is None:
+        if self._door is None:
             return
         self.post_dead("the engine was stopped")
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        context, self._context = self._context, None
-        self._socket.close(linger=LINGER_MS)
-        await asyncio.get_running_loop().run_in_executor(None, context.term)
+        await self._release()
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    async def _release(self) -> None:
+        door, self._door = self._door, None
+        self._socket.disable_monitor()  # first: a socket whose monitor is read by nobody stops for good
+        self._monitor.close(linger=0)
+        self._socket.close(linger=LINGER_MS)
+        assert door is not None  # made before the socket
+        await asyncio.get_running_loop().run_in_executor(None, door.end)
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -184,8 +221,13 @@ class FrontServer:
     async def _receive(self) -> None:
         while True:
             for _ in range(_RECEIVES_PER_TURN):
-                self._take(await self._socket.recv_multipart())
+                self._take(await self._socket.recv_multipart(copy=False))
             await asyncio.sleep(0)
+
+    async def _count_refusals(self) -> None:
+        while True:
+            await self._monitor.recv_multipart()
+            self.num_refused += 1
 
     async def _beat(self) -> None:
         while True:
@@ -197,19 +239,19 @@ class FrontServer:
                 elif not self._send(session.identity, encode(Beat())):
                     self._drop(session, "it cannot be reached any more")
 
-    def _take(self, parts: list[bytes]) -> None:
-        identity, *frames = parts
+    def _take(self, parts: list[zmq.Frame]) -> None:
+        identity, *frames = (part.bytes for part in parts)
         try:
             if len(frames) != 1:
                 raise FrameError(f"a message is one frame, not {len(frames)}", num_bytes=sum(map(len, frames)))
-            self._handle(identity, decode_from_front(frames[0]))
+            self._handle(identity, parts[1], decode_from_front(frames[0]))
         except ProtocolError as error:
             self._refuse(identity, error)
 
-    def _handle(self, identity: bytes, message: FromFront) -> None:
+    def _handle(self, identity: bytes, frame: zmq.Frame, message: FromFront) -> None:
         session = self._sessions.get(identity)
         if isinstance(message, Open):
-            self._open(identity, session, message)
+            self._open(identity, _key_of(frame), session, message)
             return
         if session is None:
             raise SessionError("a front's first message must be Open")
@@ -224,9 +266,11 @@ class FrontServer:
             case Beat():
                 pass
 
-    def _open(self, identity: bytes, session: _Session | None, message: Open) -> None:
+    def _open(self, identity: bytes, key: bytes, session: _Session | None, message: Open) -> None:
         if session is not None:
             raise SessionError("a front may say Open once")
+        if key not in self._allowed:
+            raise SessionError("this front's key is not allowed any more")
         if message.version != FRONT_VERSION:
             raise SessionError(f"this front speaks version {message.version}; the head speaks {FRONT_VERSION}")
         if self._dead is not None:
@@ -234,7 +278,7 @@ class FrontServer:
             return
         if len(self._sessions) >= MAX_FRONTS:
             raise SessionError(f"the head has {MAX_FRONTS} fronts already, which is the limit")
-        session = _Session(FrontId(next(self._next_ids)), identity)
+        session = _Session(FrontId(next(self._next_ids)), identity, key)
         self._sessions[identity] = self._front_ids[session.front_id] = session
         log.info("front %d opened a session", session.front_id)
         if not self._send(identity, encode(self._opened())):
@@ -284,6 +328,11 @@ class FrontServer:
         raise error
 
 
+def _key_of(frame: zmq.Frame) -> bytes:
+    """The key that the connection of `frame` has shown at the door."""
+    return bytes.fromhex(str(frame.get("User-Id")))
+
+
 def _take_read(session: _Session, num_frames: int) -> None:
     if not session.num_read <= num_frames <= session.num_posted:
         raise SessionError(
@@ -298,7 +347,8 @@ def _make_socket(context: Any, credit: int, beat_s: float, silence_s: float) -> 
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, credit + 64)  # above the credit, and room for beats and the last word
     socket.setsockopt(zmq.RCVHWM, 1024)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_FRAME_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(beat_s * 1000)))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(silence_s * 1000)))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
     return socket
