@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 ROWLESS_TRIES = 2
 # A search for the failing row that takes more steps than this ends with the rank at fault.
 MAX_BLAME_STEPS = 64
-# So often may a failing step turn out to be nobody's fault before the number of rows per step is halved.
-UNEXPLAINED_FAILURES = 2
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -117,7 +115,6 @@ class Engine:
         self._live: dict[RequestId, _Live] = {}
         self._search: BlameSearch | None = None
         self._failures: dict[RequestId, Verdict] = {}  # during a search: the last failed step of each row
-        self._unexplained = 0
 
     @property
     def scheduler(self) -> Scheduler:
@@ -329,7 +326,7 @@ class Engine:
                 rank=verdict.rank_at_fault,
             )
         if verdict.nobody:
-            self._count_unexplained()
+            self.scheduler.failure_unexplained()
         failed = [self._punish(request_id, failures[request_id]) for request_id in verdict.guilty]
         answers = [delivery for delivery in failed if delivery is not None]
         if answers:
@@ -345,12 +342,6 @@ class Engine:
             self.scheduler.requeue(request_id)
             return None
         return self._fail(request_id, _client_code(failure), failure.message)
-
-    def _count_unexplained(self) -> None:
-        self._unexplained += 1
-        if self._unexplained >= UNEXPLAINED_FAILURES:
-            self._unexplained = 0
-            self.scheduler.halve_row_limit()
 
 
 def check_links(links: Sequence[HeadLink]) -> None:

@@ -12,10 +12,13 @@ from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.request import Request
 
 
-def check_request(request: Request, limits: SchedulerLimits, num_waiting: int, is_known: bool) -> int:
+def check_request(
+    request: Request, limits: SchedulerLimits, num_waiting: int, is_known: bool, num_together: int = 1
+) -> int:
     """The number of tokens, prompt and generated, at which `request` ends: by its max_tokens or by max_model_len.
 
-    `is_known` says whether its id is in use. Raises RequestError.
+    `is_known` says whether its id is in use. `num_together` requests come in one, and all find room or none does.
+    Raises RequestError.
     """
     if is_known:
         raise RequestError(
@@ -27,12 +30,7 @@ def check_request(request: Request, limits: SchedulerLimits, num_waiting: int, i
     num_prompt = len(request.prompt_token_ids)
     max_length = min(num_prompt + request.max_tokens, limits.max_model_len)
     _check_fits(num_prompt, max_length, limits)
-    if num_waiting >= limits.max_queue_len:
-        raise RequestError(
-            f"{num_waiting} requests wait and the queue holds {limits.max_queue_len}; try again later, or raise "
-            "max_queue_len",
-            code="queue_full",
-        )
+    _check_room(num_together, num_waiting, limits)
     return max_length
 
 
@@ -54,6 +52,22 @@ def _check_lengths(request: Request, limits: SchedulerLimits) -> None:
             f"{limits.max_model_len} and counts the answer too. Shorten the prompt.",
             code="context_length_exceeded",
             param="prompt",
+        )
+
+
+def _check_room(num_together: int, num_waiting: int, limits: SchedulerLimits) -> None:
+    if num_together > limits.max_queue_len:
+        raise RequestError(
+            f"n is {num_together}; at most {limits.max_queue_len} sequences find room in the queue. Lower n, or raise "
+            "max_queue_len.",
+            param="n",
+        )
+    if num_waiting + num_together > limits.max_queue_len:
+        more = "" if num_together == 1 else f" and {num_together} more would"
+        raise RequestError(
+            f"{num_waiting} requests wait{more} and the queue holds {limits.max_queue_len}; try again later, or raise "
+            "max_queue_len",
+            code="queue_full",
         )
 
 

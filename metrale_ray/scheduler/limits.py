@@ -11,7 +11,19 @@ from dataclasses import dataclass
 
 from metrale_ray.errors import ConfigError
 
-_COUNTS = ("max_batch_size", "max_model_len", "max_num_batched_tokens", "num_blocks", "block_size", "max_queue_len")
+MAX_PROMPT_LOGITS = 64
+"""Rows of prompt logits of one step. 64 rows of a vocabulary of 152,000 are 39 MB in fp32; a whole prompt of 4,096
+tokens would be 2.5 GB beside the weights. They are reduced step by step, so a longer prompt only takes more steps."""
+
+_COUNTS = (
+    "max_batch_size",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "num_blocks",
+    "block_size",
+    "max_queue_len",
+    "max_prompt_logits",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +34,7 @@ class SchedulerLimits:
     tokens of one step. `num_blocks` of `block_size` tokens: the KV cache. `watermark`: the share of the blocks that
     an admission leaves free. `max_queue_len`: requests that wait. `mixed_steps`: whether one step may hold several
     prompt chunks, or chunks beside decode rows. `resume_protection_tokens`: how many tokens a resumed sequence
-    generates before it may be preempted again.
+    generates before it may be preempted again. `max_prompt_logits`: prompt positions of one step that give logits.
     """
 
     max_batch_size: int
@@ -34,6 +46,7 @@ class SchedulerLimits:
     max_queue_len: int = 10_000
     mixed_steps: bool = True
     resume_protection_tokens: int = 64  # four blocks of 16: enough to be worth the prefill that resuming cost
+    max_prompt_logits: int = MAX_PROMPT_LOGITS
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -5,8 +5,7 @@ Rules: a request never changes; its sequence is changed by the scheduler alone. 
 it is sampled, and its KV row exists only once a later step has computed it, so `num_computed` is at most one less
 than the number of tokens while the sequence decodes.
 
-One sequence serves one request today. All that several would share is in the request, all they would not is in the
-sequence.
+A client's request for n texts is n requests here, each with a sequence of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ class Request:
     """One prompt and its limits.
 
     `stop_token_ids` includes the end-of-sequence ids unless the client ignores them. `prompt_logits_all` asks for
-    the logits of every prompt position, each once, whatever preemptions come between.
+    the logits of every prompt position, each once, whatever preemptions come between. `priority` may be negative;
+    lower goes first.
     """
 
     request_id: RequestId
@@ -32,6 +32,7 @@ class Request:
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logits_all: bool = False
+    priority: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,11 @@ class Sequence:
     def request_id(self) -> RequestId:
         """The request that this sequence serves."""
         return self.request.request_id
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place among all sequences, the same for its whole life: lower goes first."""
+        return self.request.priority, self.arrival
 
     @property
     def num_prompt(self) -> int:

@@ -4,18 +4,28 @@
 Rules:
 - Pure: requests and sampled tokens come in, plans and emissions go out. The same calls give the same plans.
 - A sequence changes only in `apply`, so a failed step leaves lengths and block tables as they were.
-- Decode rows first, one token each; what is left of the step's tokens goes to prompt chunks, in order of admission.
-- A sequence is admitted, oldest first, when a slot, a row and blocks for all its tokens are there; the watermark stays
-  free unless nothing runs. Nothing is admitted in a step that preempts.
-- When decode rows need more blocks than are free, sequences are preempted, never the oldest one that runs. The
-  oldest always goes on and every request ends, so each has its turn.
+- Order is priority (lower first), then arrival, and a sequence keeps its place for life.
+- Decode rows first, one token each; what is left of the step's tokens goes to prompt chunks, in order. Chunks that
+  want the logits of all their positions share `max_prompt_logits` of them per step.
+- A sequence is admitted, first in order, when a slot, a row and blocks for all its tokens are there; the watermark
+  stays free unless nothing runs. Nothing is admitted in a step that preempts, and nothing overtakes the first.
+- When decode rows need more blocks than are free, sequences are preempted: of the lowest priority first, and never
+  the first in order of those that run.
 
-It leaves out clocks, sampling, stop strings, and the search for the row that makes a step fail (see `blame`).
+Who may starve:
+- Within one priority nobody. The first in order always goes on and every sequence ends, so each has its turn.
+- Across priorities: while requests of a higher priority keep coming and fill the slots or the cache, lower ones wait,
+  or are preempted again and again. That is what a priority is for; a deadline bounds the wait.
+- A sequence that waits never takes the slot of one that runs, so a high priority may wait for a low one to end or to
+  be preempted. While fewer rows are allowed than sequences run, those that run take turns whatever their priority.
+
+It leaves out clocks (see `deadlines`), sampling, stop strings, and the search for the row that makes a step fail (see
+`blame`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from metrale_ray.protocol.commands import Logits, Span
@@ -24,6 +34,7 @@ from metrale_ray.scheduler.blocks import BlockPool
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.plan import Plan, PlanRow
 from metrale_ray.scheduler.request import Request, RequestId, Sequence
+from metrale_ray.scheduler.row_limit import RowLimit
 from metrale_ray.scheduler.slots import SlotPool
 from metrale_ray.scheduler.victim import choose_victim
 from metrale_ray.scheduler.waiting import WaitingQueue
@@ -64,7 +75,7 @@ class Scheduler:
         self._running: dict[RequestId, Sequence] = {}
         self._open_rows: dict[RequestId, PlanRow] = {}  # planned and not settled
         self._is_under_way = False
-        self._row_limit = limits.max_rows
+        self._row_limit = RowLimit(limits.max_rows)
         self._turn = 0  # where the next step's rows start, when fewer rows are allowed than sequences run
         self._decoded_last = False
         self._num_arrived = 0
@@ -92,15 +103,15 @@ class Scheduler:
     @property
     def row_limit(self) -> int:
         """Rows that a step may have now."""
-        return self._row_limit
+        return self._row_limit.rows
 
-    def add(self, request: Request) -> None:
-        """Take a request into the queue, or raise RequestError at once; nothing has changed then."""
-        max_length = check_request(request, self.limits, self.num_waiting, request.request_id in self._live)
-        sequence = Sequence(request, self._num_arrived, max_length, list(request.prompt_token_ids))
-        self._num_arrived += 1
-        self._live[request.request_id] = sequence
-        self._waiting.add(sequence)
+    def add(self, *requests: Request) -> None:
+        """Take requests into the queue, all of them, or raise RequestError at once; nothing has changed then."""
+        sequences = self._sequences_of(requests)
+        for sequence in sequences:
+            self._live[sequence.request_id] = sequence
+            self._waiting.add(sequence)
+        self._num_arrived += len(sequences)
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a request whose reader has gone; False when it is not here. A step under way gives it no token."""
@@ -130,10 +141,9 @@ class Scheduler:
         self._return_to_queue(self._running[request_id])
         return True
 
-    def halve_row_limit(self) -> int:
-        """From now on a step has at most half as many rows, and at least one. Gives the new limit."""
-        self._row_limit = max(1, self._row_limit // 2)
-        return self._row_limit
+    def failure_unexplained(self) -> None:
+        """All rows of the step that failed last succeeded in parts: steps may be too large, see `RowLimit`."""
+        self._row_limit.unexplained()
 
     def next_step(self) -> Plan | None:
         """The next plan, or None when there is nothing to do. Raises RuntimeError while a plan is under way."""
@@ -156,6 +166,7 @@ class Scheduler:
             if row.samples and row.request_id not in token_ids:
                 raise ValueError(f"no token for request {row.request_id}, whose row samples")
         self._is_under_way = False
+        self._row_limit.succeeded()
         self._slots.hold([row.span.slot for row in plan.rows if row.span.start == 0])
         emissions: list[Emission] = []
         for row in open_rows:
@@ -169,6 +180,16 @@ class Scheduler:
         for row in plan.rows:
             self._is_open(row)
         self._is_under_way = False
+        self._row_limit.failed()
+
+    def _sequences_of(self, requests: Collection[Request]) -> list[Sequence]:
+        """A sequence for each, in this order. Raises RequestError if one of them cannot be served."""
+        sequences: list[Sequence] = []
+        for number, request in enumerate(requests):
+            is_known = request.request_id in self._live or any(s.request_id == request.request_id for s in sequences)
+            max_length = check_request(request, self.limits, self.num_waiting, is_known, len(requests))
+            sequences.append(Sequence(request, self._num_arrived + number, max_length, list(request.prompt_token_ids)))
+        return sequences
 
     # What a step runs.
 
@@ -176,7 +197,7 @@ class Scheduler:
         decoding, prefilling = self._turns()
         num_preemptions = self.num_preemptions
         rows = self._decode_rows(self._secure_blocks(decoding))
-        max_rows, budget = self._row_limit - len(rows), self.limits.max_num_batched_tokens - len(rows)
+        max_rows, budget = self.row_limit - len(rows), self.limits.max_num_batched_tokens - len(rows)
         rows += self._prefill_rows(prefilling, max_rows, budget, self.num_preemptions == num_preemptions)
         return rows
 
@@ -192,10 +213,11 @@ class Scheduler:
     def _turns(self) -> tuple[list[Sequence], list[Sequence]]:
         """The running sequences that may have a row in this step: those that decode, and those that prefill."""
         running = list(self._running.values())
-        if len(running) > self._row_limit:
+        row_limit = self._row_limit.rows
+        if len(running) > row_limit:
             start = self._turn % len(running)
-            self._turn = start + self._row_limit
-            running = (running[start:] + running[:start])[: self._row_limit]
+            self._turn = start + row_limit
+            running = (running[start:] + running[:start])[:row_limit]
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in running:
@@ -214,17 +236,31 @@ class Scheduler:
         return PlanRow(sequence.request.request_id, span, True)
 
     def _prefill_rows(self, prefilling: list[Sequence], max_rows: int, budget: int, may_admit: bool) -> list[PlanRow]:
-        """Chunks of at most `budget` tokens together: first of sequences that run, then of those admitted now."""
+        """Chunks of at most `budget` tokens together, of sequences that run and of those admitted now, in order."""
         rows: list[PlanRow] = []
+        logits_left = self.limits.max_prompt_logits
         todo = [sequence for sequence in prefilling if sequence.slot is not None]  # the others were preempted just now
+        todo.sort(key=lambda sequence: sequence.order, reverse=True)
         while len(rows) < max_rows and budget > 0:
-            sequence = todo.pop(0) if todo else self._admit() if may_admit else None
+            sequence = self._next_to_prefill(todo, may_admit)
             if sequence is None:
                 break
-            row = self._row(sequence, sequence.chunk_end(budget))
+            room = min(budget, logits_left) if sequence.wants_prompt_logits else budget
+            if room == 0:
+                continue  # it keeps its slot and its place
+            row = self._row(sequence, sequence.chunk_end(room))
             budget -= len(row.span.token_ids)
+            if row.span.logits is _ALL:
+                logits_left -= len(row.span.token_ids)
             rows.append(row)
         return rows
+
+    def _next_to_prefill(self, todo: list[Sequence], may_admit: bool) -> Sequence | None:
+        """The first in order of `todo`, whose last is the first, and of the one that may be admitted next."""
+        waiting = self._waiting.first() if may_admit else None
+        if waiting is not None and (not todo or waiting.order < todo[-1].order) and self._admit(waiting):
+            return waiting
+        return todo.pop() if todo else None
 
     def _row(self, sequence: Sequence, end: int) -> PlanRow:
         """The row that computes the tokens from the settled length to `end`; the blocks are there."""
@@ -238,20 +274,19 @@ class Scheduler:
 
     # Who runs.
 
-    def _admit(self) -> Sequence | None:
-        """Give the first one that waits a slot and blocks for all its tokens, or None when that cannot be."""
-        sequence = self._waiting.first()
-        if sequence is None or len(self._running) >= self._row_limit:
-            return None
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give one that waits a slot and blocks for all its tokens, or False when that cannot be."""
+        if len(self._running) >= self.row_limit:
+            return False
         num_blocks = -(-len(sequence.tokens) // self.limits.block_size)
         kept_free = self.limits.watermark_blocks if self._running else 0
         if self._slots.num_free == 0 or num_blocks + kept_free > self._blocks.num_free_blocks:
-            return None
+            return False
         self._waiting.remove(sequence)
         sequence.slot = self._slots.take()
         sequence.blocks = self._blocks.allocate(num_blocks)
         self._running[sequence.request_id] = sequence
-        return sequence
+        return True
 
     def _secure_blocks(self, decoding: list[Sequence]) -> list[Sequence]:
         """Give each decoding sequence the block that its next token needs; those left after preemptions."""
@@ -276,7 +311,7 @@ class Scheduler:
     def _return_to_queue(self, sequence: Sequence) -> None:
         self._stop_running(sequence)
         sequence.start_over()
-        self._waiting.put_back(sequence)
+        self._waiting.add(sequence)
 
     def _end(self, request_id: RequestId) -> bool:
         sequence = self._live.pop(request_id, None)

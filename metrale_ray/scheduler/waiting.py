@@ -1,44 +1,42 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`WaitingQueue`: the sequences that have no slot, in order of arrival.
+"""`WaitingQueue`: the sequences that have no slot, in order: priority first, then arrival.
 
-Rules: first come, first served. A sequence that ran before and came back (preempted, or its slot was lost) stands
-in front of every one that never ran, in order of arrival. As admission takes only the first, those that came back
-arrived before all others, so the whole queue is in order of arrival.
+Rules: one order for all. A sequence that ran before and came back (preempted, or its slot was lost) keeps its
+arrival, and so stands in front of every one of its priority that never ran.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import OrderedDict
 
-from metrale_ray.scheduler.request import RequestId, Sequence
+from metrale_ray.scheduler.request import Sequence
 
 
 class WaitingQueue:
-    """A queue from which any member can leave at no cost that grows with its length."""
+    """A sorted list: to find a place takes log n comparisons, and the list is no longer than the queue's limit."""
 
     def __init__(self) -> None:
-        self._returned: list[Sequence] = []  # at most as many as there are slots
-        self._fresh: OrderedDict[RequestId, Sequence] = OrderedDict()  # its first member is found at once
+        self._sequences: list[Sequence] = []  # the first in order is the last: it leaves most often, and at no cost
 
     def __len__(self) -> int:
-        return len(self._returned) + len(self._fresh)
+        return len(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, to the end."""
-        self._fresh[sequence.request_id] = sequence
-
-    def put_back(self, sequence: Sequence) -> None:
-        """A sequence that ran, to its place by arrival in front of all that never ran."""
-        bisect.insort(self._returned, sequence, key=lambda other: other.arrival)
+        """A sequence that is new, or that came back, to its place."""
+        bisect.insort(self._sequences, sequence, key=_reverse_order)
 
     def first(self) -> Sequence | None:
         """The next one to be admitted."""
-        if self._returned:
-            return self._returned[0]
-        return next(iter(self._fresh.values()), None)
+        return self._sequences[-1] if self._sequences else None
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that is in the queue."""
-        if self._fresh.pop(sequence.request_id, None) is None:
-            self._returned.remove(sequence)
+        """Take out a sequence that is in the queue. Raises ValueError for one that is not."""
+        index = bisect.bisect_left(self._sequences, _reverse_order(sequence), key=_reverse_order)
+        if index == len(self._sequences) or self._sequences[index] is not sequence:
+            raise ValueError(f"request {sequence.request_id} does not wait")
+        del self._sequences[index]
+
+
+def _reverse_order(sequence: Sequence) -> tuple[int, int]:
+    priority, arrival = sequence.order
+    return -priority, -arrival

@@ -12,7 +12,16 @@ from tests.scheduler.scheduler_cases import ROOMY
 
 
 @pytest.mark.parametrize(
-    "name", ["max_batch_size", "max_model_len", "max_num_batched_tokens", "num_blocks", "block_size", "max_queue_len"]
+    "name",
+    [
+        "max_batch_size",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "num_blocks",
+        "block_size",
+        "max_queue_len",
+        "max_prompt_logits",
+    ],
 )
 @pytest.mark.parametrize("value", [0, -1, True, 1.5])
 def test_a_count_that_is_not_a_positive_integer_is_refused(name: str, value: object) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from metrale_ray.errors import RequestError
 from metrale_ray.protocol.commands import Logits, MixedStep, Slot
 from metrale_ray.protocol.versions import ProtocolVersion
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.plan import Plan, plan_command
 from metrale_ray.scheduler.request import RequestId
+from metrale_ray.scheduler.row_limit import GOOD_STEPS, UNEXPLAINED_FAILURES
 from metrale_ray.scheduler.scheduler import Emission, Scheduler
 from tests.scheduler.scheduler_cases import ROOMY, a_request, run_to_end, step, token_at, tokens_for
 
@@ -319,15 +321,39 @@ def test_a_request_requeued_under_a_step_gets_nothing_from_it() -> None:
     assert [emission.request_id for emission in scheduler.apply(plan, tokens_for(plan.rows))] == [2]
 
 
+def fail_unexplained(scheduler: Scheduler) -> None:
+    """As often as it takes to have the row limit halved once."""
+    for _ in range(UNEXPLAINED_FAILURES):
+        scheduler.failure_unexplained()
+
+
+def test_the_row_limit_rises_again_after_many_good_steps_and_a_failed_one_begins_the_count_anew() -> None:
+    scheduler = a_scheduler(a_request(1, max_tokens=600), max_model_len=1_000, num_blocks=300)
+    fail_unexplained(scheduler)
+    assert scheduler.row_limit == 2
+    for _ in range(GOOD_STEPS - 1):
+        step(scheduler)
+    plan = scheduler.next_step()
+    assert plan is not None
+    scheduler.step_failed(plan)
+    for _ in range(GOOD_STEPS - 1):
+        step(scheduler)
+    assert scheduler.row_limit == 2
+    step(scheduler)
+    assert scheduler.row_limit == 4
+
+
 def test_the_row_limit_is_halved_down_to_one_and_rows_then_take_turns() -> None:
     scheduler = a_scheduler(*(a_request(request_id, max_tokens=20) for request_id in range(4)))
     scheduler.add(a_request(9))
     step(scheduler)
     assert scheduler.row_limit == 4
-    assert scheduler.halve_row_limit() == 2
+    fail_unexplained(scheduler)
+    assert scheduler.row_limit == 2
     assert [ids(step(scheduler)[0]) for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
-    assert scheduler.halve_row_limit() == 1
-    assert scheduler.halve_row_limit() == 1
+    fail_unexplained(scheduler)
+    fail_unexplained(scheduler)
+    assert scheduler.row_limit == 1
     turns = [ids(step(scheduler)[0]) for _ in range(8)]
     assert all(len(turn) == 1 for turn in turns)
     assert {turn[0] for turn in turns} == {0, 1, 2, 3}
@@ -341,7 +367,7 @@ def test_without_mixed_steps_too_nothing_is_admitted_past_the_row_limit() -> Non
     for _ in range(5):
         step(scheduler)
     assert scheduler.num_running == 3
-    scheduler.halve_row_limit()
+    fail_unexplained(scheduler)
     scheduler.add(a_request(9))
     for _ in range(4):
         assert len(step(scheduler)[0].rows) == 2
@@ -428,6 +454,69 @@ def test_all_prompt_logits_are_given_once_each_when_a_prefill_starts_over() -> N
     seen += [step(scheduler)[0].rows[0] for _ in range(4)]
     asked = [(row.span.start, row.span.end) for row in seen if row.span.logits is Logits.ALL]
     assert asked == [(0, 8), (8, 16), (16, 20)]
+
+
+def test_chunks_that_want_all_logits_share_the_steps_room_for_them_and_others_do_not_wait() -> None:
+    scheduler = a_scheduler(max_num_batched_tokens=64, max_prompt_logits=6)
+    for request_id, wants_all in ((1, True), (2, True), (3, False)):
+        scheduler.add(a_request(request_id, num_prompt=8, prompt_logits_all=wants_all))
+    plan, _ = step(scheduler)
+    assert (ids(plan), lengths(plan)) == ([1, 3], [6, 8])  # 2 has its slot, and no room
+    plan, _ = step(scheduler)
+    assert (ids(plan), lengths(plan)) == ([3, 1, 2], [1, 2, 4])
+    plan, _ = step(scheduler)
+    assert (ids(plan), lengths(plan)) == ([1, 3, 2], [1, 1, 4])
+
+
+# Priorities.
+
+
+def test_the_lower_priority_number_is_admitted_first_and_arrival_decides_among_equals() -> None:
+    scheduler = a_scheduler(max_batch_size=1)
+    for request_id, priority in ((1, 5), (2, 0), (3, -7), (4, 0), (5, 5)):
+        scheduler.add(a_request(request_id, max_tokens=1, priority=priority))
+    assert list(run_to_end(scheduler)) == [3, 2, 4, 1, 5]
+
+
+def test_a_prompt_of_a_higher_priority_goes_before_one_that_is_half_computed() -> None:
+    scheduler = a_scheduler(a_request(1, num_prompt=40), max_num_batched_tokens=8)
+    step(scheduler)
+    scheduler.add(a_request(2, num_prompt=10, priority=-1))
+    plans = [step(scheduler)[0] for _ in range(3)]
+    assert [(ids(plan), lengths(plan)) for plan in plans] == [([2], [8]), ([2, 1], [2, 6]), ([2, 1], [1, 7])]
+
+
+def test_one_that_waits_never_takes_the_slot_of_one_that_runs() -> None:
+    scheduler = a_scheduler(a_request(1, max_tokens=9, priority=9), max_batch_size=1)
+    step(scheduler)
+    scheduler.add(a_request(2, priority=-9))
+    while scheduler.num_finished == 0:
+        assert ids(step(scheduler)[0]) == [1]
+    assert ids(step(scheduler)[0]) == [2]
+
+
+def test_the_lowest_priority_is_preempted_first_although_it_came_first() -> None:
+    scheduler = Scheduler(tight(5))
+    for request_id, priority in ((1, 3), (2, 0), (3, 0)):
+        scheduler.add(a_request(request_id, 2, max_tokens=8, priority=priority))
+    assert preempted_in(scheduler) == [1]
+    emitted = run_to_end(scheduler)
+    assert emitted[RequestId(1)][-1] == token_at(1, 9)
+    assert scheduler.num_finished == 3
+
+
+def test_requests_that_come_together_are_taken_whole_or_refused_whole() -> None:
+    scheduler = a_scheduler(a_request(1), max_queue_len=3)
+    with pytest.raises(RequestError, match="1 requests wait and 3 more would and the queue holds 3") as caught:
+        scheduler.add(*(a_request(request_id) for request_id in (2, 3, 4)))
+    assert (caught.value.code, scheduler.num_waiting) == ("queue_full", 1)
+    with pytest.raises(RequestError, match="n is 4; at most 3 sequences find room") as caught:
+        scheduler.add(*(a_request(request_id) for request_id in (2, 3, 4, 5)))
+    assert (caught.value.code, caught.value.param, scheduler.num_waiting) == ("invalid_request", "n", 1)
+    with pytest.raises(RequestError, match="in use"):
+        scheduler.add(a_request(2), a_request(2))
+    scheduler.add(a_request(2), a_request(3))
+    assert list(run_to_end(scheduler)) == [1, 2, 3]
 
 
 def test_requests_that_must_preempt_one_another_get_the_same_tokens_as_alone() -> None:

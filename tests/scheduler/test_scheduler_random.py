@@ -20,7 +20,7 @@ from metrale_ray.protocol.commands import Logits
 from metrale_ray.protocol.versions import ProtocolVersion
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.plan import Plan, PlanRow, plan_command
-from metrale_ray.scheduler.request import Request, RequestId
+from metrale_ray.scheduler.request import Request, RequestId, Sequence
 from metrale_ray.scheduler.scheduler import Emission, Scheduler
 from tests.scheduler.scheduler_cases import RankMirror, a_request, token_at, tokens_for
 
@@ -33,6 +33,7 @@ BASE = SchedulerLimits(
     watermark=0.05,
     max_queue_len=6,
     resume_protection_tokens=3,
+    max_prompt_logits=7,
 )
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "roomy": {"num_blocks": 100},
@@ -47,6 +48,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "v1, whole cache": {"max_batch_size": 1, "num_blocks": 10, "max_num_batched_tokens": 5},
     "two slots": {"max_batch_size": 2, "num_blocks": 11},
     "eight slots": {"max_batch_size": 8, "max_num_batched_tokens": 32},
+    "few prompt logits": {"max_prompt_logits": 2, "max_batch_size": 8},
     "unmixed": {"mixed_steps": False},
     "unmixed tiny cache": {"mixed_steps": False, "num_blocks": 10, "max_batch_size": 8},
 }
@@ -96,27 +98,34 @@ class Simulation:
     def arrive(self) -> None:
         if self.rng.random() > 0.3:
             return
-        request_id = RequestId(len(self.answers) + len(self.live))
+        first_id = len(self.answers) + len(self.live)
         num_prompt = self.rng.choice([1, 2, 4, 5, 8, 13, 30, 39, 40])
         max_tokens = self.rng.choice([1, 2, 7, 20, 100])
         last = min(num_prompt + max_tokens, self.limits.max_model_len)
-        stops = {token_at(request_id, self.rng.randrange(last + 1))} if self.rng.random() < 0.3 else set()
-        all_logits = self.rng.random() < 0.2
-        request = a_request(
-            request_id, num_prompt, max_tokens, stop_token_ids=frozenset(stops), prompt_logits_all=all_logits
-        )
+        priority, has_stop = self.rng.choice([0, 0, 0, 1, -1, -(2**31)]), self.rng.random() < 0.3
+        requests = []
+        for request_id in range(first_id, first_id + self.rng.choice([1, 1, 1, 3])):
+            stops = {token_at(request_id, self.rng.randrange(last + 1))} if has_stop else set()
+            all_logits = request_id == first_id and self.rng.random() < 0.3
+            fields = {"stop_token_ids": frozenset(stops), "prompt_logits_all": all_logits, "priority": priority}
+            requests.append(a_request(request_id, num_prompt, max_tokens, **fields))
         num_waiting = self.scheduler.num_waiting
-        self.told[request_id], self.logits[request_id] = [], []
+        code = None
         try:
-            self.scheduler.add(request)
+            self.scheduler.add(*requests)
         except RequestError as error:
-            self.answer(request_id, error.code)
-        else:
-            self.live[request_id] = request
+            code = error.code
+        for request in requests:
+            self.told[request.request_id], self.logits[request.request_id] = [], []
+            if code is None:
+                self.live[request.request_id] = request
+            else:
+                self.answer(request.request_id, code)
         too_long = num_prompt >= self.limits.max_model_len
         too_large = not too_long and last - 1 > self.limits.num_blocks * self.limits.block_size
-        is_full = num_waiting >= self.limits.max_queue_len
-        assert (request_id in self.live) is not (too_long or too_large or is_full)
+        is_full = num_waiting + len(requests) > self.limits.max_queue_len
+        assert (code is None) is not (too_long or too_large or is_full)
+        assert self.scheduler.num_waiting == num_waiting + (len(requests) if code is None else 0)
 
     def leave(self, chance: float) -> None:
         if not self.may_fail or not self.live or self.rng.random() > chance:
@@ -142,9 +151,11 @@ class Simulation:
 
     def step(self) -> bool:
         scheduler = self.scheduler
-        oldest = min(scheduler._running.values(), key=lambda sequence: sequence.arrival, default=None)
+        running = list(scheduler._running.values())
+        first = min(running, key=lambda sequence: sequence.order, default=None)
         plan = scheduler.next_step()
-        assert oldest is None or oldest.slot is not None, "the oldest running sequence was preempted"
+        assert first is None or first.slot is not None, "the first in order of those that ran was preempted"
+        self.check_order(running)
         if plan is None:
             assert not self.live, "there is something to do"
             return False
@@ -155,6 +166,18 @@ class Simulation:
             self.run_plan(plan)
         return True
 
+    def check_order(self, ran: list[Sequence]) -> None:
+        """Nothing overtook what still waits, and nothing was preempted that is above one that goes on."""
+        scheduler = self.scheduler
+        admitted = [sequence for sequence in scheduler._running.values() if sequence not in ran]
+        waiting = scheduler._waiting.first()
+        assert waiting is None or all(sequence.order < waiting.order for sequence in admitted)
+        lost = [sequence.request.priority for sequence in ran if sequence.slot is None]
+        kept = [sequence for sequence in ran if sequence.slot is not None]
+        kept.sort(key=lambda sequence: sequence.order)
+        assert not lost or all(sequence.request.priority <= min(lost) for sequence in kept)
+        assert not lost or not admitted
+
     def run_plan(self, plan: Plan) -> None:
         self.leave(0.05)
         if not self.may_fail or self.rng.random() > 0.15:
@@ -162,8 +185,9 @@ class Simulation:
             return
         self.num_failed_steps += 1
         self.scheduler.step_failed(plan)
-        if self.rng.random() < 0.02:
-            assert self.scheduler.halve_row_limit() >= 1
+        if self.rng.random() < 0.04:
+            self.scheduler.failure_unexplained()
+            assert self.scheduler.row_limit >= 1
         rows = list(plan.rows)
         self.rng.shuffle(rows)
         while rows and self.rng.random() < 0.8:
@@ -185,7 +209,7 @@ class Simulation:
 
     def settle(self, plan: Plan) -> None:
         self.ranks.settle(plan.rows)
-        waiting = {sequence.request_id for sequence in self.scheduler._waiting._returned}
+        waiting = {sequence.request_id for sequence in self.scheduler._waiting._sequences}
         emissions = self.scheduler.apply(plan, tokens_for(plan.rows))
         expected = [
             row.request_id
@@ -222,6 +246,8 @@ class Simulation:
         assert len({row.request_id for row in rows}) == len(rows)
         assert len(rows) <= self.scheduler.row_limit <= limits.max_rows
         assert sum(len(row.span.token_ids) for row in rows) <= limits.max_num_batched_tokens
+        all_logits = [row for row in rows if row.span.logits is Logits.ALL]
+        assert sum(len(row.span.token_ids) for row in all_logits) <= limits.max_prompt_logits
         assert [row.is_decode for row in rows] == sorted((row.is_decode for row in rows), reverse=True)
         assert limits.mixed_steps or len(rows) <= 1 or all(row.is_decode for row in rows)
         self.ranks.check(rows)

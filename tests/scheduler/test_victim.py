@@ -8,6 +8,19 @@ from metrale_ray.scheduler.victim import choose_victim
 from tests.scheduler.scheduler_cases import a_request
 
 
+def test_the_lowest_priority_is_chosen_however_much_it_has_generated_and_the_first_in_order_never() -> None:
+    sequences = []
+    for arrival, (priority, num_generated, at_resume) in enumerate(
+        ((1, 0, None), (2, 90, 89), (2, 95, None), (0, 0, 0))
+    ):
+        request = a_request(arrival, num_prompt=2, priority=priority)
+        tokens = [*request.prompt_token_ids, *range(num_generated)]
+        sequences.append(Sequence(request, arrival, 900, tokens, num_generated_at_resume=at_resume))
+    assert choose_victim(sequences, 64).arrival == 2
+    assert choose_victim([sequences[0], sequences[1], sequences[3]], 64).arrival == 1  # protected, but all there is
+    assert choose_victim([sequences[0], sequences[3]], 64).arrival == 0
+
+
 def running(*generated: tuple[int, int | None]) -> list[Sequence]:
     """Sequences in order of arrival: tokens generated, and tokens generated at the resumption."""
     sequences = []

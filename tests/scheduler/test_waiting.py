@@ -10,8 +10,8 @@ from metrale_ray.scheduler.waiting import WaitingQueue
 from tests.scheduler.scheduler_cases import a_request
 
 
-def a_sequence(arrival: int) -> Sequence:
-    return Sequence(a_request(arrival), arrival, 8, [])
+def a_sequence(arrival: int, priority: int = 0) -> Sequence:
+    return Sequence(a_request(arrival, priority=priority), arrival, 8, [])
 
 
 def drained(queue: WaitingQueue) -> list[int]:
@@ -31,27 +31,35 @@ def test_new_sequences_are_served_in_order_of_arrival() -> None:
     assert len(queue) == 0
 
 
-def test_those_that_ran_before_come_first_in_order_of_arrival() -> None:
+def test_those_that_come_back_stand_where_they_arrived() -> None:
     queue = WaitingQueue()
-    for arrival in (5, 6):
+    for arrival in (5, 6, 2, 0, 3):
         queue.add(a_sequence(arrival))
-    for arrival in (2, 0, 3):
-        queue.put_back(a_sequence(arrival))
     assert drained(queue) == [0, 2, 3, 5, 6]
+
+
+def test_a_lower_priority_number_comes_first_whenever_it_arrived() -> None:
+    queue = WaitingQueue()
+    for arrival, priority in enumerate((0, 2**31 - 1, -1, 0, -(2**31), -1)):
+        queue.add(a_sequence(arrival, priority))
+    assert drained(queue) == [4, 2, 5, 0, 3, 1]
 
 
 def test_a_sequence_leaves_from_the_middle() -> None:
     queue = WaitingQueue()
-    fresh, returned = [a_sequence(arrival) for arrival in (7, 8, 9)], [a_sequence(arrival) for arrival in (1, 2, 3)]
-    for sequence in fresh:
+    sequences = [a_sequence(arrival) for arrival in (7, 8, 9, 1, 2, 3)]
+    for sequence in sequences:
         queue.add(sequence)
-    for sequence in returned:
-        queue.put_back(sequence)
-    queue.remove(fresh[1])
-    queue.remove(returned[1])
+    queue.remove(sequences[1])
+    queue.remove(sequences[4])
     assert drained(queue) == [1, 3, 7, 9]
 
 
 def test_taking_out_a_sequence_that_is_not_in_the_queue_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not in list"):
-        WaitingQueue().remove(a_sequence(1))
+    queue = WaitingQueue()
+    with pytest.raises(ValueError, match="request 1 does not wait"):
+        queue.remove(a_sequence(1))
+    queue.add(a_sequence(1))
+    with pytest.raises(ValueError, match="request 1 does not wait"):
+        queue.remove(a_sequence(1))  # another one in the same place
+    assert len(queue) == 1
