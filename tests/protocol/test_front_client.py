@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -13,11 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import zmq
 
-from metrale_ray.errors import EngineDead, RequestError
+from metrale_ray.errors import EngineDead, RequestError, SessionError
 from metrale_ray.protocol.door import Door
 from metrale_ray.protocol.front import client as client_module
 from metrale_ray.protocol.front.client import FrontClient
@@ -25,18 +27,11 @@ from metrale_ray.protocol.front.frames import MAX_PROMPT_TOKENS, encode
 from metrale_ray.protocol.front.messages import Abort, Beat, Bye, Finish, Output, Outputs, Submit
 from metrale_ray.protocol.front.server import FrontId
 from metrale_ray.protocol.keys import listen_with
-from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.token_params import TokenParams
 from tests.protocol.front_rig import FRONT_KEYS, HEAD_KEYS, OPENED, WAIT_S, front_client, raw_front, running
 
-PARAMS = SamplingParams(
-    temperature=0.7,
-    top_k=40,
-    top_p=0.9,
-    seed=2**64 - 1,
-    max_tokens=7,
-    ignore_eos=True,
-    stop=["beta gamma", "é😀"],
-    stop_token_ids=[2, 2**32 - 1],
+PARAMS = TokenParams(
+    temperature=0.7, top_k=40, top_p=0.9, seed=2**64 - 1, max_tokens=7, ignore_eos=True, stop_token_ids=[2, 2**32 - 1]
 )
 
 
@@ -75,10 +70,10 @@ def test_requests_of_many_threads_and_tasks_each_get_their_own_outputs() -> None
     with running() as rig, connected(rig.server.address) as client:
 
         def ask(token_id: int) -> Output:
-            return client.submit([token_id], SamplingParams()).get(WAIT_S)
+            return client.submit([token_id], TokenParams()).get(WAIT_S)
 
         async def ask_as_task(token_id: int) -> Output:
-            return await client.submit([token_id], SamplingParams()).aget()
+            return await client.submit([token_id], TokenParams()).aget()
 
         async def ask_all() -> list[Output]:
             return await asyncio.gather(*(ask_as_task(token_id) for token_id in range(100, 140)))
@@ -100,23 +95,23 @@ def test_requests_of_many_threads_and_tasks_each_get_their_own_outputs() -> None
 
 def test_a_front_that_keeps_reading_never_runs_out_of_credit() -> None:
     with running(credit=4) as rig, connected(rig.server.address) as client:
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         front_id, _ = rig.next_message()
         for number in range(20):
             rig.post(front_id, Output(handle.request_id, 0, (number,)))
             assert handle.get(WAIT_S).token_ids == (number,)
-            client.submit([1], SamplingParams())
+            client.submit([1], TokenParams())
             assert isinstance(rig.next_message()[1], Submit)  # so the Read sent before it has arrived
         assert rig.gone.empty()
 
 
 def test_abort_and_finish_reach_the_head() -> None:
     with running() as rig, connected(rig.server.address) as client:
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         handle.finish()
         handle.abort()
         expected = [
-            Submit(handle.request_id, (1,), SamplingParams()),
+            Submit(handle.request_id, (1,), TokenParams()),
             Finish(handle.request_id),
             Abort(handle.request_id),
         ]
@@ -126,7 +121,7 @@ def test_abort_and_finish_reach_the_head() -> None:
 def test_closing_a_front_tells_the_head_and_answers_whoever_waits() -> None:
     with running() as rig:
         client = front_client(rig.server.address)
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         rig.next_message()
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(handle.get, WAIT_S)
@@ -135,12 +130,12 @@ def test_closing_a_front_tells_the_head_and_answers_whoever_waits() -> None:
             assert isinstance(waiting.exception(WAIT_S), EngineDead)
         assert rig.next_gone() == FrontId(1)
         with pytest.raises(EngineDead, match="this front was closed"):
-            client.submit([1], SamplingParams())
+            client.submit([1], TokenParams())
 
 
 def test_outputs_received_before_the_engine_died_are_read_first() -> None:
     with running() as rig, connected(rig.server.address) as client:
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         front_id, _ = rig.next_message()
         rig.post(front_id, Output(handle.request_id, 0, (4,)))
         rig.call(rig.server.post_dead, "rank 1 has gone", 1)
@@ -154,7 +149,7 @@ def test_outputs_received_before_the_engine_died_are_read_first() -> None:
 def test_whoever_knows_of_the_death_ends_every_wait_and_the_first_reason_stays() -> None:
     with running() as rig, connected(rig.server.address) as client:
         client.wait_opened(WAIT_S)
-        handles = [client.submit([1], SamplingParams()) for _ in range(3)]
+        handles = [client.submit([1], TokenParams()) for _ in range(3)]
         with ThreadPoolExecutor() as pool:
             waiting = [pool.submit(handle.get, WAIT_S) for handle in handles]
             client.die("the actor of rank 2 has gone", 2)
@@ -164,7 +159,7 @@ def test_whoever_knows_of_the_death_ends_every_wait_and_the_first_reason_stays()
                 assert isinstance(error, EngineDead)
                 assert (error.message, error.rank) == ("the actor of rank 2 has gone", 2)
         calls: list[Callable[[], object]] = [
-            lambda: client.submit([1], SamplingParams()),
+            lambda: client.submit([1], TokenParams()),
             lambda: client.wait_opened(WAIT_S),
             handles[0].get,
         ]
@@ -181,29 +176,78 @@ def test_whoever_knows_of_the_death_ends_every_wait_and_the_first_reason_stays()
 def test_token_ids_that_cannot_be_sent_are_a_request_error_and_the_session_goes_on(bad: list[int]) -> None:
     with running() as rig, connected(rig.server.address) as client:
         with pytest.raises(RequestError) as caught:
-            client.submit(bad, SamplingParams())
+            client.submit(bad, TokenParams())
         assert caught.value.param == "prompt_token_ids"
         assert client._handles == {}
-        client.submit([1], SamplingParams())
+        client.submit([1], TokenParams())
         assert rig.next_message()[1].prompt_token_ids == (1,)
+
+
+def test_priority_and_timeout_reach_the_head() -> None:
+    with running() as rig, connected(rig.server.address) as client:
+        handle = client.submit([1], TokenParams(), priority=-(2**31), timeout_s=3)
+        expected = Submit(handle.request_id, (1,), TokenParams(), -(2**31), 3.0)
+        assert rig.next_message()[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("priority", value) for value in (2**31, -(2**31) - 1, 10**20, 1.0, "1", True, None)],
+        *[("timeout_s", value) for value in (0, -1, math.nan, math.inf, 1e9, "5", True, 10**400)],
+    ],
+)
+def test_a_priority_or_a_timeout_out_of_range_is_refused_by_name_and_the_session_goes_on(name: str, value: Any) -> None:
+    with running() as rig, connected(rig.server.address) as client:
+        with pytest.raises(RequestError, match=f"{name} is .*; allowed is .*; give ") as caught:
+            client.submit([1], TokenParams(), **{name: value})
+        assert caught.value.param == name
+        client.submit([2], TokenParams())
+        assert rig.next_message()[1].prompt_token_ids == (2,)
+
+
+def test_a_request_of_several_sequences_ends_when_all_have_ended() -> None:
+    with running() as rig, connected(rig.server.address) as client:
+        handle = client.submit([1], TokenParams(n=3))
+        front_id, message = rig.next_message()
+        assert message.params.n == 3
+        ends = [Output(handle.request_id, index, (), "length") for index in (2, 0, 1)]
+        rig.post(front_id, ends[0], ends[1], Output(handle.request_id, 1, (5,)))
+        assert [handle.get(WAIT_S).index for _ in range(3)] == [2, 0, 1]
+        assert client._handles
+        rig.post(front_id, ends[2])
+        assert handle.get(WAIT_S) == ends[2]
+        assert not client._handles
+
+
+def test_a_refusal_ends_a_request_of_several_sequences_at_once() -> None:
+    with running() as rig, connected(rig.server.address) as client:
+        handle = client.submit([1], TokenParams(n=3))
+        front_id, _ = rig.next_message()
+        refusal = Output(handle.request_id, 0, (), "error", None, ("queue_full", "no room"), is_refusal=True)
+        rig.post(front_id, refusal)
+        assert handle.get(WAIT_S) == refusal
+        assert not client._handles
+        with pytest.raises(SessionError, match="has ended"):
+            handle.get()
 
 
 def test_the_number_of_open_requests_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_LIVE_REQUESTS", 1)
     with running() as rig, connected(rig.server.address) as client:
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         with pytest.raises(RequestError, match="has 1 requests open") as caught:
-            client.submit([1], SamplingParams())
+            client.submit([1], TokenParams())
         assert caught.value.code == "too_many_requests"
         front_id, _ = rig.next_message()
         rig.post(front_id, Output(handle.request_id, 0, (), "abort"))
         assert handle.get(WAIT_S).finish_reason == "abort"
-        client.submit([1], SamplingParams())
+        client.submit([1], TokenParams())
 
 
 def test_a_dropped_front_is_told_why() -> None:
     with running() as rig, connected(rig.server.address) as client:
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         rig.next_message()
         client._connection.send(b"not a message")
         with pytest.raises(EngineDead, match="the head dropped this front: bad frame"):
@@ -245,7 +289,7 @@ def test_a_head_that_says_something_illegal_ends_the_session(parts: list[bytes],
 
 def test_an_output_for_a_request_that_has_ended_is_let_go() -> None:
     with running() as rig, connected(rig.server.address) as client:
-        handle = client.submit([1], SamplingParams())
+        handle = client.submit([1], TokenParams())
         front_id, _ = rig.next_message()
         rig.post(front_id, Output(999, 0, (3,)), Output(handle.request_id, 0, (4,)))
         assert handle.get(WAIT_S).token_ids == (4,)
@@ -284,7 +328,7 @@ def test_beats_keep_an_idle_session_open() -> None:
             assert watch.hear() == Beat()
             watch.say(Beat())
         assert client.death is None
-        client.submit([1], SamplingParams())
+        client.submit([1], TokenParams())
         assert isinstance(rig.next_message()[1], Submit)
 
 
@@ -327,10 +371,10 @@ def head_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
 def test_a_head_that_is_killed_or_stopped_ends_every_wait(blow: signal.Signals, reason: str) -> None:
     with head_process() as (address, head), connected(address, beat_s=0.1, silence_s=2.0) as client:
         client.wait_opened(WAIT_S)
-        handle = client.submit([4, 5], SamplingParams())
+        handle = client.submit([4, 5], TokenParams())
         assert handle.get(WAIT_S).token_ids == (4, 5)
-        unread = client.submit([6], SamplingParams())
-        seen = client.submit([7], SamplingParams())
+        unread = client.submit([6], TokenParams())
+        seen = client.submit([7], TokenParams())
         assert seen.get(WAIT_S).token_ids == (7,)  # so the answer to the one before it has arrived too
         with ThreadPoolExecutor() as pool:
             waiting = [pool.submit(handle.get, WAIT_S), pool.submit(asyncio.run, handle.aget())]
@@ -341,7 +385,7 @@ def test_a_head_that_is_killed_or_stopped_ends_every_wait(blow: signal.Signals, 
         with pytest.raises(EngineDead, match=reason):
             unread.get(0)
         with pytest.raises(EngineDead, match=reason):
-            client.submit([1], SamplingParams())
+            client.submit([1], TokenParams())
 
 
 def test_a_client_leaves_no_thread_and_no_file_behind() -> None:

@@ -17,9 +17,9 @@ from metrale_ray.protocol.front.messages import Abort, Finish, Output
 WAIT_S = 20.0
 
 
-def a_handle() -> tuple[RequestHandle, list[Abort | Finish]]:
+def a_handle(num_sequences: int = 1) -> tuple[RequestHandle, list[Abort | Finish]]:
     sent: list[Abort | Finish] = []
-    return RequestHandle(7, sent.append), sent
+    return RequestHandle(7, sent.append, num_sequences), sent
 
 
 def output(token_id: int) -> Output:
@@ -37,6 +37,46 @@ def test_outputs_are_read_in_order_and_nothing_after_the_last() -> None:
     for _ in range(2):
         with pytest.raises(SessionError, match="request 7 has ended"):
             handle.get()
+
+
+def test_a_request_of_several_sequences_is_read_until_each_has_ended() -> None:
+    handle, _ = a_handle(3)
+    outputs = [Output(7, 1, (), "stop"), Output(7, 0, (4,)), Output(7, 0, (), "error", None, ("c", "m"))]
+    for each in outputs:
+        assert not handle.ends_with(each)
+        handle.put(each)
+    handle.put(Output(7, 1, (9,)))  # it has ended
+    handle.put(Output(7, 3, (9,)))  # there is none
+    last = Output(7, 2, (), "length")
+    assert handle.ends_with(last)
+    handle.put(last)
+    assert [handle.get(0) for _ in range(4)] == [*outputs, last]
+    with pytest.raises(SessionError, match="request 7 has ended"):
+        handle.get()
+
+
+def test_a_refusal_is_the_end_of_all_sequences() -> None:
+    handle, sent = a_handle(3)
+    refusal = Output(7, 0, (), "error", None, ("c", "m"), is_refusal=True)
+    assert handle.ends_with(refusal)
+    handle.put(refusal)
+    handle.put(Output(7, 1, (9,)))
+    assert handle.get(0) == refusal
+    handle.abort()
+    handle.finish(2)
+    assert sent == []
+    with pytest.raises(SessionError, match="request 7 has ended"):
+        handle.get()
+
+
+def test_a_sequence_that_has_ended_is_not_finished_again_and_the_others_may_be() -> None:
+    handle, sent = a_handle(2)
+    handle.put(Output(7, 1, (), "length"))
+    handle.finish(1)
+    handle.finish(5)
+    handle.finish(0)
+    handle.abort()
+    assert sent == [Finish(7, 0), Abort(7)]
 
 
 def test_outputs_received_before_the_death_are_read_before_it_is_raised() -> None:

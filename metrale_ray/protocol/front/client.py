@@ -20,6 +20,7 @@ from metrale_ray.protocol.front.frames import encode
 from metrale_ray.protocol.front.handle import RequestHandle
 from metrale_ray.protocol.front.messages import (
     BEAT_S,
+    MAX_TIMEOUT_S,
     SILENCE_S,
     Abort,
     Beat,
@@ -32,7 +33,9 @@ from metrale_ray.protocol.front.messages import (
     Submit,
 )
 from metrale_ray.protocol.keys import KeyPair
-from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.protocol.limits import I32_MAX, I32_MIN
+from metrale_ray.sampling import checks
+from metrale_ray.sampling.token_params import TokenParams
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +86,33 @@ class FrontClient:
             assert self._opened is not None  # what was waited for
             return self._opened
 
-    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> RequestHandle:
-        """Send one request. Raises RequestError for token ids that cannot be sent, and EngineDead."""
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: TokenParams,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> RequestHandle:
+        """Send one request of `params.n` sequences.
+
+        `priority`: -2**31 to 2**31 - 1, lower goes first. `timeout_s`: from the request's arrival at the head; what has
+        not ended by then ends with the error "deadline_exceeded". Raises RequestError, with `param` naming the field,
+        for what cannot be sent, and EngineDead.
+        """
+        checks.integer("priority", priority, I32_MIN, I32_MAX)
+        if timeout_s is not None:
+            timeout_s = checks.number(
+                "timeout_s", timeout_s, 0, MAX_TIMEOUT_S, "more, or none for no limit", above=True
+            )
         with self._changed:
             self._check_alive()
             if len(self._handles) >= MAX_LIVE_REQUESTS:
                 message = f"this front has {MAX_LIVE_REQUESTS} requests open; wait until some have ended"
                 raise RequestError(message, code="too_many_requests")
             request_id = next(self._next_ids)
-        handle = RequestHandle(request_id, self._send)
-        data = _encode_submit(Submit(request_id, tuple(prompt_token_ids), params))
+        handle = RequestHandle(request_id, self._send, params.n)
+        data = _encode_submit(Submit(request_id, tuple(prompt_token_ids), params, priority, timeout_s))
         with self._changed:
             self._check_alive()
             self._handles[request_id] = handle
@@ -144,14 +164,14 @@ class FrontClient:
             raise SessionError(f"outputs frame {frame.number} came after frame {self._num_frames}")
         self._num_frames = frame.number
         for output in frame.outputs:
-            is_last = output.finish_reason is not None
             with self._changed:
-                handles = self._handles
-                handle = handles.pop(output.request_id, None) if is_last else handles.get(output.request_id)
+                handle = self._handles.get(output.request_id)
+                if handle is not None and handle.ends_with(output):
+                    self._handles.pop(output.request_id, None)
             if handle is None:
                 log.debug("an output for request %d came after its end", output.request_id)
-                continue
-            handle.put(output)
+            else:
+                handle.put(output)
         self._connection.send(encode(Read(frame.number)))
 
 
