@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The head and the workers as Ray actors.
+
+Rules: an actor ends with the Ray that started it. A rank listens on the address by which Ray's other nodes know its
+node, and on no other; on a Ray of our own, which is one machine, on the loopback address.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from metrale_ray.config import EngineConfig
+from metrale_ray.head import Head, HeadState
+from metrale_ray.parent_death import die_with_parent
+from metrale_ray.worker import HeadAddress, Worker
+
+
+class HeadActor:
+    """`Head` as a Ray actor. Ray's own loop is the head's asyncio loop."""
+
+    def __init__(self, config: EngineConfig, host: str | None) -> None:
+        die_with_parent()
+        _log_to_stderr(config)
+        self._host = host or _node_address()
+        self._head = Head(config, self._host)
+
+    async def listen(self, worker_keys: dict[int, str], front_key: str) -> tuple[dict[int, HeadAddress], str, str]:
+        """Open every door, to the processes with these public keys alone: one address for each worker, the fronts' one
+        and the head's own public key."""
+        addresses = await self._head.listen(worker_keys)
+        self._head.allow_front(front_key)
+        return addresses, self._head.front_address, self._head.public_key
+
+    async def serve(self) -> None:
+        """Run the engine to its end."""
+        await self._head.serve()
+
+    async def state(self) -> HeadState:
+        """The phase and the progress of a load."""
+        return self._head.state
+
+    async def stats(self) -> dict[str, Any]:
+        """Gauges and counters."""
+        return await self._head.stats()
+
+    async def stop(self) -> None:
+        """End after the current step."""
+        await self._head.stop()
+
+    async def whoami(self) -> dict[str, Any]:
+        """Process id, node and address of this rank."""
+        return _whoami(0, self._host)
+
+
+class WorkerActor:
+    """`Worker` as a Ray actor. `run` occupies its thread for good; questions have a concurrency group of their own."""
+
+    def __init__(self, config: EngineConfig, rank: int, host: str | None) -> None:
+        die_with_parent()
+        _log_to_stderr(config)
+        self._rank = rank
+        self._host = host or _node_address()
+        self._worker = Worker(config, rank, self._host)
+
+    def run(self, head: HeadAddress) -> None:
+        """Carry out commands until shutdown."""
+        self._worker.run(head)
+
+    def public_key(self) -> str:
+        """By which the head knows this process."""
+        return self._worker.public_key
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def whoami(self) -> dict[str, Any]:
+        """Process id, node and address of this rank."""
+        return _whoami(self._rank, self._host)
+
+
+def _node_address() -> str:
+    """The address by which Ray's other nodes know this one: of several interfaces, a guess may name another."""
+    here = ray.get_runtime_context().get_node_id()
+    address: str = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+    return address
+
+
+def _whoami(rank: int, host: str) -> dict[str, Any]:
+    return {"rank": rank, "pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "address": host}
+
+
+def _log_to_stderr(config: EngineConfig) -> None:
+    """Ray keeps each actor's stderr in its log files."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The composition root: a placement group, the head and the workers as Ray actors, and the end of all of them.
+
+Rules. Ray places, starts and watches; it is never on the path of a token. Actors are never restarted: one that came
+back would be blank, and answer. Whatever happens between `start` and `close`, `close` leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from metrale_ray.cluster.actors import HeadActor, WorkerActor
+from metrale_ray.cluster.endings import first_line, own_error, own_error_of, reason, worst
+from metrale_ray.cluster.environment import runtime_env
+from metrale_ray.cluster.names import NAMESPACE, actor_name, is_taken, name_taken
+from metrale_ray.cluster.placement import lacking, unplaceable, with_resources
+from metrale_ray.config import EngineConfig
+from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
+from metrale_ray.head import HeadState
+from metrale_ray.protocol.keys import new_keys
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# A head that was asked to stop finishes its step and tells the workers; longer than that, and it is killed.
+STOP_TIMEOUT_S = 10.0
+LOOPBACK = "127.0.0.1"
+# How long a name may still be taken by ranks that are ending just now, those of a driver that was killed for example.
+NAME_WAIT_S = 5.0
+# After one rank has ended, how long to wait for another's reason, which may be the real one.
+REASON_WAIT_S = 1.0
+
+
+class Cluster:
+    """One engine on Ray: its placement group and its actors. Make it with `Cluster(config)`, then `start`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.name = config.name or f"engine-{uuid.uuid4().hex[:8]}"
+        self.front_address = ""
+        self.front_keys = new_keys()
+        self.head_key = ""
+        self.ranks: list[dict[str, Any]] = []
+        self._owns_ray = False
+        self._is_local = False
+        self._is_ready = False
+        self._is_stopped = False
+        self._group: PlacementGroup | None = None
+        self._actors: list[Any] = []
+        self._runs: list[Any] = []  # the reference of each rank's run, in rank order
+
+    def start(self, on_state: Callable[[HeadState], None]) -> None:
+        """Bring everything up and return when the engine is ready. Closes everything when it cannot.
+
+        Raises PlacementError, StartError, ConfigError, CheckpointError, HandshakeError.
+        """
+        try:
+            self._connect()
+            self.config = with_resources(self.config)
+            self._claim_name()
+            self._group = self._place()
+            self._start_actors()
+            self._wait_ready(on_state)
+        except BaseException:
+            self.close()
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's gauges and counters with its ranks. Raises EngineDead."""
+        try:
+            numbers: dict[str, Any] = ray.get(self._actors[0].stats.remote(), timeout=STOP_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise self.failure() or EngineDead(f"rank 0 does not answer: {first_line(error)}", rank=0) from error
+        return {**numbers, "ranks": self.ranks}
+
+    def wait_ended(self, timeout_s: float) -> EngineDead | None:
+        """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
+        runs = list(self._runs)  # `close` may empty it meanwhile
+        if not ray.is_initialized():  # asking would start another one
+            return EngineDead("Ray was shut down under the engine")
+        ended, _ = ray.wait(runs, num_returns=1, timeout=timeout_s) if runs else ([], [])
+        return self.failure() if ended else None
+
+    def failure(self) -> EngineDead | None:
+        """Why the engine has ended, from the rank that knows best; None while every rank runs."""
+        runs = list(self._runs)
+        ended, _ = ray.wait(runs, num_returns=len(runs), timeout=REASON_WAIT_S) if runs else ([], [])
+        reasons = [(rank, reason(ref)) for rank, ref in enumerate(runs) if ref in ended]
+        if not reasons:
+            return None
+        return worst(reasons)
+
+    def stop(self) -> None:
+        """Ask an engine that runs to end by itself, so that workers leave in order, and wait a little for all ranks."""
+        if not self._is_ready or self._is_stopped or not ray.is_initialized():
+            return
+        self._is_stopped = True
+        try:
+            ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
+            self._actors[0].stop.remote()
+            # Once one rank has ended the others leave at once, or not at all.
+            timeout_s = REASON_WAIT_S if ended else STOP_TIMEOUT_S
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            log.warning("the head did not stop by itself: %s", first_line(error))
+
+    def close(self) -> None:
+        """End every actor, give the resources back, and end Ray if it was started here. May be called again."""
+        with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
+            if self._owns_ray:
+                closing.callback(ray.shutdown)  # also one whose start was interrupted
+            if ray.is_initialized():
+                if self._group is not None:
+                    closing.callback(remove_placement_group, self._group)
+                for actor in self._actors:
+                    closing.callback(ray.kill, actor, no_restart=True)
+                closing.callback(self.stop)
+        self._actors, self._runs, self._group, self._owns_ray = [], [], None, False
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        address = self.config.address or "local"
+        self._is_local = address == "local"
+        self._owns_ray = True  # from now on: an interrupt may come before `init` returns
+        try:
+            with _own_sigterm_handler():
+                ray.init(
+                    address=address,
+                    include_dashboard=False if address == "local" else None,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise StartError(f"cannot reach Ray at {address!r}: {first_line(error)}") from error
+
+    def _claim_name(self) -> None:
+        """Refuse a name that another engine has. The ranks of one that is ending are given a moment to go."""
+        names = [actor_name(self.name, rank) for rank in range(self.config.ep_size)]
+        deadline = time.monotonic() + NAME_WAIT_S
+        while any(map(is_taken, names)):
+            if time.monotonic() >= deadline:
+                raise name_taken(self.name)
+            time.sleep(POLL_S)
+
+    def _place(self) -> PlacementGroup:
+        config = self.config
+        bundle = {"CPU": float(config.num_cpus_per_rank or 1)}
+        if config.num_gpus_per_rank:
+            bundle["GPU"] = float(config.num_gpus_per_rank)
+        group = placement_group(
+            [dict(bundle) for _ in range(config.ep_size)], strategy=config.placement, name=self.name
+        )
+        self._group = group
+        deadline = time.monotonic() + config.placement_timeout_s
+        while True:
+            if placement_group_table(group).get("state") == "CREATED":
+                return group
+            # A Ray of our own never grows; another one may be getting a node just now.
+            hopeless = self._owns_ray and self._is_local and bool(lacking(config, bundle))
+            if hopeless or time.monotonic() >= deadline:
+                raise PlacementError(unplaceable(config, bundle, hopeless))
+            time.sleep(POLL_S)
+
+    def _start_actors(self) -> None:
+        config = self.config
+        host = LOOPBACK if self._owns_ray and self._is_local else None
+        head = self._create(HeadActor, 0, config, host)
+        workers = [self._create(WorkerActor, rank, config, rank, host) for rank in range(1, config.ep_size)]
+        keys = dict(enumerate(self._get([worker.public_key.remote() for worker in workers]), start=1))
+        self.ranks = self._get([actor.whoami.remote() for actor in self._actors])
+        listening = head.listen.remote(keys, self.front_keys.public)
+        addresses, self.front_address, self.head_key = self._get(listening)
+        self._runs = [head.serve.remote()]
+        self._runs += [worker.run.remote(addresses[rank]) for rank, worker in enumerate(workers, start=1)]
+
+    def _create(self, kind: type, rank: int, *arguments: Any) -> Any:
+        """One rank's actor, in its bundle of the placement group."""
+        config = self.config
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        remote = ray.remote if kind is HeadActor else ray.remote(concurrency_groups={"control": 2})
+        options = remote(kind).options(
+            name=actor_name(self.name, rank),
+            namespace=NAMESPACE,
+            num_cpus=float(config.num_cpus_per_rank or 1),
+            num_gpus=float(config.num_gpus_per_rank or 0),
+            scheduling_strategy=strategy,
+            runtime_env=runtime_env(os.environ),
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        try:
+            actor = options.remote(*arguments)
+        except ValueError as error:  # another start took the name a moment ago
+            if "already taken" not in str(error):
+                raise
+            raise name_taken(self.name) from error
+        self._actors.append(actor)
+        return actor
+
+    def _get(self, refs: Any) -> Any:
+        try:
+            return ray.get(refs, timeout=self.config.start_timeout_s)
+        except ray.exceptions.RayTaskError as error:
+            raise own_error(error) from None
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise StartError(f"a rank did not start: {first_line(error)}") from error
+
+    def _wait_ready(self, on_state: Callable[[HeadState], None]) -> None:
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while True:
+            ended, _ = ray.wait(self._runs, num_returns=1, timeout=POLL_S)
+            if ended:
+                raise self._start_failure()
+            state: HeadState = self._get(self._actors[0].state.remote())
+            on_state(state)
+            if state.phase == "ready":
+                self._is_ready = True
+                return
+            if time.monotonic() >= deadline:
+                raise StartError(f"the engine was not ready within {self.config.start_timeout_s:g} s")
+
+    def _start_failure(self) -> MetraleError:
+        """The error of the rank that knows best: a reason of its own comes before a lost link."""
+        ended, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=REASON_WAIT_S)
+        for rank, ref in enumerate(self._runs):
+            error = own_error_of(ref) if ref in ended else None
+            if isinstance(error, StartError | ConfigError):
+                return error if rank == 0 else type(error)(f"{self._place_of(rank)}: {error.message}")
+        dead = self.failure()
+        return StartError(dead.message if dead else "the engine ended during its start")
+
+    def _place_of(self, rank: int) -> str:
+        """The rank, with its node where there are several."""
+        nodes = {place["address"] for place in self.ranks}
+        return f"rank {rank} on {self.ranks[rank]['address']}" if len(nodes) > 1 else f"rank {rank}"
+
+
+@contextlib.contextmanager
+def _own_sigterm_handler() -> Iterator[None]:
+    """Ray's start replaces the process's handler of SIGTERM; one that the caller has installed comes back."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Why an engine has ended, out of what Ray says of each rank's run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from metrale_ray.errors import EngineDead, MetraleError, StartError
+
+
+def worst(reasons: Sequence[tuple[int, MetraleError | None]]) -> EngineDead:
+    """One error out of what each ended rank said: the head's own finding first, then a worker's reason."""
+    by_rank = dict(reasons)
+    own = by_rank.get(0)
+    others = [(rank, why) for rank, why in reasons if rank != 0 and why is not None]
+    if isinstance(own, EngineDead) and own.rank is not None:
+        theirs = next((why for rank, why in others if rank == own.rank), None)
+        detail = f" ({theirs.message})" if theirs is not None and theirs.message not in own.message else ""
+        return EngineDead(f"{own.message}{detail}", rank=own.rank)
+    if others and own is None:
+        rank, why = others[0]
+        at_fault = getattr(why, "rank", None)  # a worker that lost the head says so
+        return EngineDead(f"rank {rank}: {why.message}", rank=rank if at_fault is None else at_fault)
+    if own is not None:
+        return EngineDead(f"rank 0: {own.message}", rank=0)
+    rank = reasons[0][0]
+    return EngineDead(f"rank {rank} ended", rank=rank)
+
+
+def reason(ref: Any) -> MetraleError | None:
+    """What a rank's run raised; None when it returned."""
+    error = own_error_of(ref)
+    return error if error is None or isinstance(error, MetraleError) else EngineDead(first_line(error))
+
+
+def own_error_of(ref: Any) -> MetraleError | None:
+    try:
+        ray.get(ref, timeout=0)
+    except ray.exceptions.RayTaskError as error:
+        return own_error(error)
+    except ray.exceptions.RayError as error:
+        return EngineDead(f"its process ended: {first_line(error)}")
+    return None
+
+
+def own_error(error: ray.exceptions.RayTaskError) -> MetraleError:
+    """The error of ours inside Ray's wrapper; anything else becomes a StartError with its text."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, MetraleError):
+        return cause
+    return StartError(f"{type(cause).__name__}: {cause}" if cause is not None else str(error))
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
