@@ -8,8 +8,9 @@ asked for, so that `import metrale_ray` loads neither torch nor Ray.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+# Not from `typing`: the command line begins here, and an interrupt before its first line is a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from metrale_ray.config import EngineConfig
     from metrale_ray.llm import LLM

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The command line: `metrale-ray generate` and `metrale-ray demo`.
+"""The command line: `metrale-ray` with its commands generate, chat, demo, inspect and doctor.
 
 Rules: answers go to standard output, everything else to standard error. A failure is one line `error: ...`; with
-`--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed; 2 the caller's mistake; 3 the
-engine could not start; 4 it ended; 130 interrupted.
+`--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed, or the doctor found a problem;
+2 the caller's mistake; 3 the engine could not start, or could not with this checkpoint; 4 it ended; 130 interrupted.
 
-What it leaves out: flags (`cli_flags`), prompts (`cli_prompts`), and everything that the driver does (`llm`).
+What it leaves out: flags (`cli_flags`), prompts (`cli_prompts`), the conversation (`cli_chat`), what `inspect` and
+`doctor` write (`cli_inspect`, `cli_doctor`), and everything that the driver does (`llm`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from metrale_ray import cli_chat, cli_doctor, cli_inspect
 from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, make_parser, sampling_params
 from metrale_ray.cli_prompts import Prompt, read_prompts
 from metrale_ray.config import EngineConfig, warn_unknown_variables
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 OpenLLM = Callable[[EngineConfig], "LLM"]
 REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE = 1, 4, 130, 141
+DEMO_MODEL = "demo"
 DEMO_RANKS = 2
 DEMO_MAX_TOKENS = 64  # a small model's answer to a question; more would be its ramblings
 
@@ -51,9 +55,17 @@ def main(
     try:
         given = vars(make_parser().parse_args(argv))
         with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no answer
-            if given["command"] == "generate":
-                return generate(given, answers, open_llm or _open_llm)
-            return demo(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
+            match given["command"]:
+                case "generate":
+                    return generate(given, answers, open_llm or _open_llm)
+                case "chat":
+                    return chat(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
+                case "inspect":
+                    return inspect(given, answers)
+                case "doctor":
+                    return doctor(given, answers)
+                case _:
+                    return demo(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -64,8 +76,8 @@ def main(
         return _report(error, given)
 
 
-def entry() -> None:
-    """The console script: `main`, and the end of the process."""
+def entry() -> NoReturn:
+    """`main`, and the end of the process."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,7 +107,7 @@ def generate(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM) -> in
 def demo(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_checkpoint: Callable[[], object]) -> int:
     """Ask a small model one question and write the answer as it grows."""
     question = given.get("question", DEFAULT_QUESTION)
-    config = _configure(given, model="demo", ep_size=DEMO_RANKS)
+    config = _configure(given, model=DEMO_MODEL, ep_size=DEMO_RANKS)
     config = dataclasses.replace(config, model=str(build_checkpoint()))
     params = SamplingParams(temperature=0.0, max_tokens=DEMO_MAX_TOKENS)
     with open_llm(config) as llm:
@@ -107,6 +119,38 @@ def demo(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_che
     answers.write("\n")
     answers.flush()
     return _finish([last] if last else [])
+
+
+def chat(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_checkpoint: Callable[[], object]) -> int:
+    """Answer what is typed, or what comes through a pipe, line by line. Without a model it is the demo's."""
+    is_demo = engine_config(given, os.environ, model=DEMO_MODEL).model == DEMO_MODEL and not Path(DEMO_MODEL).exists()
+    config = _configure(given, **({"model": DEMO_MODEL, "ep_size": DEMO_RANKS} if is_demo else {}))
+    # A model as small as the demo's is at its best with its most likely words.
+    params = sampling_params({**cli_chat.DEFAULTS, **({"temperature": 0.0} if is_demo else {}), **given})
+    if is_demo:
+        config = dataclasses.replace(config, model=str(build_checkpoint()))
+    with open_llm(config) as llm:
+        return cli_chat.converse(llm, params, given.get("system"), sys.stdin, answers)
+
+
+def inspect(given: Mapping[str, Any], answers: TextIO) -> int:
+    """Tell what a checkpoint is and what it takes."""
+    # What is told does not depend on this machine's devices.
+    config = dataclasses.replace(_configure(given), device="cpu")
+    return cli_inspect.inspect(config, given.get("memory"), answers, as_json=bool(given.get("json")))
+
+
+def doctor(given: Mapping[str, Any], answers: TextIO) -> int:
+    """Check this machine, or the cluster at the address, and say what to do."""
+    config = _configure(given, model="none")  # settings name a model; without the flag nothing opens it
+    return cli_doctor.doctor(
+        config.address,
+        given.get("model"),
+        config.revision,
+        answers,
+        timeout_s=given.get("timeout_s", cli_doctor.NODE_TIMEOUT_S),
+        as_json=bool(given.get("json")),
+    )
 
 
 def _open_llm(config: EngineConfig) -> LLM:

@@ -11,6 +11,7 @@ What it leaves out: what the commands do (`cli`) and where prompts come from (`c
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -76,6 +77,17 @@ def size_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(error.message) from error
 
 
+def seconds(text: str) -> float:
+    """A time that a text such as "10" or "2.5" means."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0, such as 30")
+    return value
+
+
 ENGINE_FLAGS = (
     Flag(("--model",), "checkpoint folder or hub id", metavar="DIR"),
     Flag(("--revision",), "branch, tag or commit of a hub id"),
@@ -123,6 +135,14 @@ SAMPLING_FLAGS = (
 )
 JSON_FLAG = Flag(("--json",), "one line of JSON for each prompt, in order", switch=True)
 QUESTION_FLAG = Flag(("--question",), f"what to ask; {DEFAULT_QUESTION!r} if left out")
+SYSTEM_FLAG = Flag(("--system",), "the system message: what the model is told before the conversation")
+# One answer at a time, as text: more of them, or numbers, have no place in a conversation.
+NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs")
+MEMORY_FLAG = Flag(("--memory",), "memory of one rank, such as 16GiB: what fits into it", size_bytes, metavar="SIZE")
+INSPECT_ENGINE_SETTINGS = ("revision", "ep_size", "max_model_len", "dtype", "block_size", "log_level")
+DOCTOR_ENGINE_SETTINGS = ("model", "revision", "address", "log_level")
+NODE_TIMEOUT_FLAG = Flag(("--timeout-s",), "seconds for each node to answer", seconds)
+OBJECT_FLAG = Flag(("--json",), "one JSON object instead of a table", switch=True)
 DEMO_ENGINE_SETTINGS = ("ep_size", "ep_protocol", "address", "log_level")
 
 
@@ -150,8 +170,38 @@ def make_parser() -> Parser:
         "demo", help="ask a small model one question", description="Ask a small model something."
     )
     _add_group(demo, "question", (QUESTION_FLAG,))
-    _add_group(demo, "engine", tuple(flag for flag in ENGINE_FLAGS if flag.setting in DEMO_ENGINE_SETTINGS))
+    _add_group(demo, "engine", _engine_flags(DEMO_ENGINE_SETTINGS))
+    _add_chat(commands)
+    _add_inspect(commands)
+    _add_doctor(commands)
     return parser
+
+
+def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "Talk with a model in the terminal. Without --model it is the demo's. /help tells what can be typed."
+    chat = commands.add_parser("chat", help="talk with a model in the terminal", description=text)
+    _add_group(chat, "conversation", (SYSTEM_FLAG,))
+    _add_group(chat, "sampling", tuple(flag for flag in SAMPLING_FLAGS if flag.setting not in NOT_IN_CHAT))
+    _add_group(chat, "engine", (CONFIG_FLAG, *ENGINE_FLAGS))
+
+
+def _add_inspect(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "Tell what a checkpoint is and what it takes, from its configuration and the headers of its files alone."
+    inspect = commands.add_parser("inspect", help="tell what a checkpoint is and what it takes", description=text)
+    inspect.add_argument("model", metavar="MODEL", help="checkpoint folder or hub id")
+    _add_group(inspect, "output", (MEMORY_FLAG, OBJECT_FLAG))
+    _add_group(inspect, "engine", _engine_flags(INSPECT_ENGINE_SETTINGS))
+
+
+def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "Check this machine, or every node of a Ray cluster, and say what to do about what is found."
+    doctor = commands.add_parser("doctor", help="check this machine or a cluster", description=text)
+    _add_group(doctor, "output", (OBJECT_FLAG, NODE_TIMEOUT_FLAG))
+    _add_group(doctor, "engine", _engine_flags(DOCTOR_ENGINE_SETTINGS))
+
+
+def _engine_flags(settings: tuple[str, ...]) -> tuple[Flag, ...]:
+    return tuple(flag for flag in ENGINE_FLAGS if flag.setting in settings)
 
 
 def _add_group(parser: Parser, title: str, flags: tuple[Flag, ...]) -> None:

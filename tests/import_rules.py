@@ -55,13 +55,20 @@ LEVELS = {
     "llm": 5,
     "demo": 5,
     "progress": 5,
+    "conversation": 5,
+    "doctor": 5,
     "cli": 6,
     "cli_flags": 6,
+    "cli_chat": 6,
+    "cli_doctor": 6,
+    "cli_inspect": 6,
+    "cli_output": 6,
     "cli_prompts": 6,
+    "__main__": 6,
 }
 APART = ("scheduler", "model", "serve")
 # Modules of others, and the only places that may import them.
-HOMES = {"torch": ("model", "sampling", "demo"), "ray": ("cluster", "llm", "serve")}
+HOMES = {"torch": ("model", "sampling", "demo"), "ray": ("cluster", "llm", "serve", "doctor.nodes")}
 LAZY_HOMES = {"torch": ("demo",)}  # there, only inside a function
 PURE_LEVEL = 1  # up to here: no event loop and no wire
 NOT_IN_PURE = ("asyncio", "zmq", "fastapi", "uvicorn")

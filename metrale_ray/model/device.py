@@ -34,3 +34,8 @@ def _check_cuda(device: torch.device) -> torch.device:
 def use_threads(num_threads: int) -> None:
     """Let this process compute with so many threads; equal on all ranks, as their number changes the last bits."""
     torch.set_num_threads(num_threads)
+
+
+def cuda_version() -> str | None:
+    """The version of CUDA that torch was built for, None for a build without."""
+    return torch.version.cuda

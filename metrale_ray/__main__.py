@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The command line's first moments: `metrale-ray` and `python -m metrale_ray` begin here.
+
+Importing the commands takes a while, and an interrupt in it would be a traceback from the middle of some library.
+Until they are there an interrupt ends the process at once: nothing was started that would have to be ended first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False  # not from `typing`: little is imported before interrupts are handled
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
+INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process."""
+    # A process that was started with interrupts ignored, as shells do in the background, keeps ignoring them.
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if handled:
+            signal.signal(signal.SIGINT, leave)
+        from metrale_ray.cli import entry
+
+        if handled:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        entry()
+    except KeyboardInterrupt:  # just before or after the time in which `cli.main` waits for it
+        leave(signal.SIGINT, None)
+
+
+def leave(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """End the process at once, as the command line does when it is interrupted."""
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()
