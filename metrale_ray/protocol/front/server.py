@@ -69,7 +69,7 @@ LINGER_MS = 500
 
 _RECEIVES_PER_TURN = 64  # then the loop's other tasks get a turn, however much one front sends
 _EVERYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
-_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # unknown keys: see the door
 _CANNOT_TAKE = (zmq.EAGAIN, zmq.EHOSTUNREACH)
 
 
@@ -117,13 +117,12 @@ class FrontServer:
         self._dead: Dead | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._context: Any = None
+        self._is_open = False
         self._door: Door | None = None
         self._socket: Any = None
         self._monitor: Any = None
         self._address: str | None = None
-        self.num_refused = 0
-        """Since the start: frames of fronts that were not allowed, and connections that failed to show an allowed key.
-        A connection that says nothing in ZeroMQ's own words is dropped uncounted."""
+        self._num_refused = 0  # but for those that the door turned away
 
     @property
     def address(self) -> str:
@@ -131,6 +130,14 @@ class FrontServer:
         if self._address is None:
             raise SessionError("the front server has no address before it is started")
         return self._address
+
+    @property
+    def num_refused(self) -> int:
+        """Since the start: frames that no front may send, and connections that showed no allowed key.
+
+        What says nothing in ZeroMQ's own words is dropped uncounted. From any thread.
+        """
+        return self._num_refused + (self._door.num_refused if self._door is not None else 0)
 
     @property
     def num_fronts(self) -> int:
@@ -151,6 +158,7 @@ class FrontServer:
     async def start(self) -> None:
         """Listen, on a port that the system chooses. Raises StartError when the address cannot be listened on."""
         self._context = zmq.asyncio.Context()
+        self._is_open = True
         self._door = Door(self._context, self._allowed.__contains__)
         self._socket = _make_socket(self._context, self._credit, self._beat_s, self._beat_s * self._max_missed_beats)
         listen_with(self._socket, self._keys)
@@ -190,8 +198,9 @@ class FrontServer:
 
     async def close(self) -> None:
         """Tell every front that it is over, and release the socket. Raises what made the server fail, if it did."""
-        if self._door is None:
+        if not self._is_open:
             return
+        self._is_open = False
         self.post_dead("the engine was stopped")
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -203,12 +212,12 @@ class FrontServer:
                 raise result
 
     async def _release(self) -> None:
-        door, self._door = self._door, None
+        self._is_open = False
         self._socket.disable_monitor()  # first: a socket whose monitor is read by nobody stops for good
         self._monitor.close(linger=0)
         self._socket.close(linger=LINGER_MS)
-        assert door is not None  # made before the socket
-        await asyncio.get_running_loop().run_in_executor(None, door.end)
+        if self._door is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._door.end)
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -227,7 +236,7 @@ class FrontServer:
     async def _count_refusals(self) -> None:
         while True:
             await self._monitor.recv_multipart()
-            self.num_refused += 1
+            self._num_refused += 1
 
     async def _beat(self) -> None:
         while True:
@@ -285,7 +294,7 @@ class FrontServer:
             self._drop(session, "it cannot be reached any more")
 
     def _refuse(self, identity: bytes, error: ProtocolError) -> None:
-        self.num_refused += 1
+        self._num_refused += 1
         session = self._sessions.get(identity)
         if session is not None:
             self._drop(session, str(error))
