@@ -2,7 +2,8 @@
 """The command line's first moments: `metrale-ray` and `python -m metrale_ray` begin here.
 
 Importing the commands takes a while, and an interrupt in it would be a traceback from the middle of some library.
-Until they are there an interrupt ends the process at once: nothing was started that would have to be ended first.
+Until they are there, an interrupt and SIGTERM end the process at once: nothing was started that would have to be ended
+first. From then on both unwind through the commands' own clean-up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 def main() -> NoReturn:
@@ -25,8 +26,11 @@ def main() -> NoReturn:
     try:
         if handled:
             signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGTERM, leave)
         from metrale_ray.cli import entry
+        from metrale_ray.termination import raise_at_sigterm
 
+        raise_at_sigterm()
         if handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         entry()
@@ -35,9 +39,10 @@ def main() -> NoReturn:
 
 
 def leave(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """End the process at once, as the command line does when it is interrupted."""
-    os.write(2, b"interrupted\n")
-    os._exit(INTERRUPTED)
+    """End the process at once, as the command line does when it is interrupted or terminated."""
+    is_interrupt = signal_number == signal.SIGINT
+    os.write(2, b"interrupted\n" if is_interrupt else b"terminated\n")
+    os._exit(INTERRUPTED if is_interrupt else TERMINATED)
 
 
 if __name__ == "__main__":
