@@ -3,7 +3,8 @@
 
 Rules: answers go to standard output, everything else to standard error. A failure is one line `error: ...`; with
 `--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed, or the doctor found a problem;
-2 the caller's mistake; 3 the engine could not start, or could not with this checkpoint; 4 it ended; 130 interrupted.
+2 the caller's mistake; 3 the engine could not start, or could not with this checkpoint; 4 it ended; 130 interrupted;
+143 terminated.
 
 What it leaves out: flags (`cli_flags`), prompts (`cli_prompts`), the conversation (`cli_chat`), what `inspect` and
 `doctor` write (`cli_inspect`, `cli_doctor`), and everything that the driver does (`llm`).
@@ -14,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,18 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from metrale_ray import cli_chat, cli_doctor, cli_inspect
-from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, make_parser, sampling_params
+from metrale_ray.cli_answers import AnswerWriter, tell_failed
+from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, make_parser, request_options, sampling_params
 from metrale_ray.cli_prompts import Prompt, read_prompts
 from metrale_ray.config import EngineConfig, warn_unknown_variables
 from metrale_ray.errors import MetraleError, UserError
 from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.termination import Terminated
 
 if TYPE_CHECKING:
     from metrale_ray.llm import LLM
-    from metrale_ray.serve.outputs import RequestOutput
 
 OpenLLM = Callable[[EngineConfig], "LLM"]
-REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE = 1, 4, 130, 141
+REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE, TERMINATED = 1, 4, 130, 141, 143
 DEMO_MODEL = "demo"
 DEMO_RANKS = 2
 DEMO_MAX_TOKENS = 64  # a small model's answer to a question; more would be its ramblings
@@ -66,6 +68,9 @@ def main(
                     return doctor(given, answers)
                 case _:
                     return demo(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -79,9 +84,10 @@ def main(
 def entry() -> NoReturn:
     """`main`, and the end of the process."""
     code = main()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends anyway
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, TERMINATED):
         # Everything is closed. An interrupt in the middle of Ray's start leaves threads of Ray's that crash the
         # interpreter's own end.
         os._exit(code)
@@ -89,19 +95,18 @@ def entry() -> NoReturn:
 
 
 def generate(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM) -> int:
-    """Complete the prompts and write the answers, in order."""
+    """Complete the prompts and write the answers in order, each as soon as it and all before it are there."""
     config = _configure(given)
-    params = sampling_params(given)
+    params, options = sampling_params(given), request_options(given)
     prompts = read_prompts(given)
     with open_llm(config) as llm:
         if given.get("chat"):
             prompts = [_chat_ids(llm, prompt) for prompt in prompts]
-        results = llm.generate(prompts, params, progress=True)
-    for index, result in enumerate(results):
-        answers.write(_json_line(index, result) if given.get("json") else _plain(llm, result))
-        answers.write("\n")
-    answers.flush()
-    return _finish(results)
+        writer = AnswerWriter(answers, as_json=bool(given.get("json")), has_text=llm.tokenizer is not None)
+        # Answers that appear on the terminal are progress enough, and a bar would be in their way.
+        for result in llm.generate_each(prompts, params, **options, progress=not answers.isatty()):
+            writer.write(result)
+    return REQUEST_FAILED if writer.num_failed else 0
 
 
 def demo(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_checkpoint: Callable[[], object]) -> int:
@@ -118,7 +123,7 @@ def demo(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_che
             answers.flush()
     answers.write("\n")
     answers.flush()
-    return _finish([last] if last else [])
+    return REQUEST_FAILED if last is not None and tell_failed(0, last) else 0
 
 
 def chat(given: Mapping[str, Any], answers: TextIO, open_llm: OpenLLM, build_checkpoint: Callable[[], object]) -> int:
@@ -179,38 +184,11 @@ def _chat_ids(llm: LLM, prompt: Prompt) -> Prompt:
     return llm.tokenizer.chat([{"role": "user", "content": prompt}])
 
 
-def _plain(llm: LLM, result: RequestOutput) -> str:
-    """The text, or the token ids of a checkpoint that has no tokenizer."""
-    answer = result.outputs[0]
-    return answer.text if llm.tokenizer is not None else ",".join(map(str, answer.token_ids))
-
-
-def _json_line(index: int, result: RequestOutput) -> str:
-    answer = result.outputs[0]
-    line = {
-        "index": index,
-        "text": answer.text,
-        "token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "error": answer.error,
-        "usage": {"prompt_tokens": len(result.prompt_token_ids), "completion_tokens": len(answer.token_ids)},
-    }
-    return json.dumps(line)
-
-
 def _write_header(config: EngineConfig, ranks: Sequence[Mapping[str, Any]], question: str) -> None:
     print(f"model {config.model}, {config.ep_size} ranks, protocol {config.resolved().ep_protocol}", file=sys.stderr)
     for rank in ranks:
         print(f"  rank {rank['rank']}: process {rank['pid']} on {rank['address']}", file=sys.stderr)
     print(f"question: {question}", file=sys.stderr)
-
-
-def _finish(results: Sequence[RequestOutput]) -> int:
-    """Say which requests failed, and give the exit code."""
-    failed = [(n, result.outputs[0]) for n, result in enumerate(results) if result.outputs[0].finish_reason == "error"]
-    for number, answer in failed:
-        print(f"error: prompt {number}: {answer.error}", file=sys.stderr)
-    return REQUEST_FAILED if failed else 0
 
 
 def _report(error: Exception, given: Mapping[str, Any]) -> int:

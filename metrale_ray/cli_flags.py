@@ -11,6 +11,8 @@ What it leaves out: what the commands do (`cli`) and where prompts come from (`c
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 
 import metrale_ray
 from metrale_ray.config import (
+    ATTENTIONS,
     DTYPES,
     LOG_LEVELS,
     PLACEMENTS,
@@ -30,6 +33,18 @@ from metrale_ray.config import (
 from metrale_ray.errors import ConfigError, UserError
 from metrale_ray.sampling.params import U32_MAX, SamplingParams
 
+# What is meant where nothing is given and the setting itself has no value.
+CHOSEN_DEFAULTS = {
+    "revision": "the hub's main",
+    "name": "none",
+    "max_model_len": "the model's",
+    "ep_protocol": "v2",
+    "kv_cache_memory": "a share of the memory that is free",
+    "address": "none",
+    "num_cpus_per_rank": "the node's cores, shared by its ranks",
+    "num_gpus_per_rank": "1 on cuda, else 0",
+}
+REQUEST_DEFAULTS = {"priority": "0", "timeout_s": "none"}
 DEFAULT_QUESTION = "What is the capital of France?"
 
 
@@ -88,6 +103,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object in `text`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text[:60]!r} must be a JSON object, such as {{"5": -100}}')
+    return value
+
+
 ENGINE_FLAGS = (
     Flag(("--model",), "checkpoint folder or hub id", metavar="DIR"),
     Flag(("--revision",), "branch, tag or commit of a hub id"),
@@ -98,6 +124,7 @@ ENGINE_FLAGS = (
     Flag(("--max-queue-len",), "requests that may wait; more are refused", int),
     Flag(("--dtype",), "type of the weights and the cache", metavar="|".join(DTYPES)),
     Flag(("--device",), "where the ranks compute", metavar="auto|cpu|cuda"),
+    Flag(("--attention",), "how attention is computed", metavar="|".join(ATTENTIONS)),
     Flag(("--ep-protocol",), "version of the command protocol", metavar="v1|v2"),
     Flag(("--kv-cache-memory",), "memory of a rank's KV cache, such as 512MiB or 2GiB", size_bytes, metavar="SIZE"),
     Flag(("--block-size",), "tokens in one block of the KV cache", int),
@@ -124,14 +151,32 @@ PROMPT_FLAGS = (
     Flag(("--chat",), "each prompt is a user's message, put into the model's chat template", switch=True),
 )
 SAMPLING_FLAGS = (
+    Flag(("--n",), "answers to each prompt", int),
     Flag(("--max-tokens",), "tokens to generate at most", int),
+    Flag(("--min-tokens",), "tokens before anything but --max-tokens may end the output", int),
     Flag(("--temperature",), "0 takes the most likely token", float),
     Flag(("--top-k",), "choose among the k most likely tokens; 0 for all", int),
     Flag(("--top-p",), "choose among the most likely tokens that have this probability together", float),
-    Flag(("--sampling-seed",), "seed of each prompt's choices", int),
+    Flag(("--min-p",), "choose among the tokens at least so many times as likely as the most likely one", float),
+    Flag(("--repetition-penalty",), "above 1 makes tokens of the prompt and the output less likely", float),
+    Flag(("--presence-penalty",), "above 0 makes tokens of the output less likely", float),
+    Flag(("--frequency-penalty",), "above 0 makes them less likely each time they occur", float),
+    Flag(("--sampling-seed",), "seed of each prompt's choices; without it the engine chooses one", int),
+    Flag(("--logit-bias",), 'what to add to the logits of some token ids, {"5": -100}', json_object, "JSON"),
+    Flag(("--allowed-token-ids",), "token ids that alone may occur in the output, 1,2,3", token_ids, "IDS"),
+    Flag(("--bad-words",), "text that may not occur in the output; may be repeated", repeats=True),
+    Flag(("--bad-token-ids",), "token ids that may not follow one another; may be repeated", token_ids, "IDS", True),
     Flag(("--stop",), "text that ends the output; may be repeated", repeats=True),
     Flag(("--stop-token-ids",), "token ids that end the output, 1,2,3", token_ids, "IDS"),
+    Flag(("--include-stop-str-in-output",), "leave what ended the output at its end", switch=True),
+    Flag(("--keep-special-tokens",), "show special tokens, such as the end of the sequence, as text", switch=True),
     Flag(("--ignore-eos",), "go on after the end-of-sequence token", switch=True),
+    Flag(("--logprobs",), "with --json: log probabilities of the tokens and of the N most likely ones", int),
+    Flag(("--prompt-logprobs",), "with --json: the same for the tokens of the prompt", int),
+)
+REQUEST_FLAGS = (
+    Flag(("--priority",), "requests with a lower number go first", int),
+    Flag(("--timeout-s",), "seconds until a request that is not done has failed", float),
 )
 JSON_FLAG = Flag(("--json",), "one line of JSON for each prompt, in order", switch=True)
 QUESTION_FLAG = Flag(("--question",), f"what to ask; {DEFAULT_QUESTION!r} if left out")
@@ -164,8 +209,10 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     generate = commands.add_parser("generate", help="complete prompts", description="Complete prompts and exit.")
     _add_group(generate, "prompts", (*PROMPT_FLAGS, JSON_FLAG))
-    _add_group(generate, "sampling", SAMPLING_FLAGS)
-    _add_group(generate, "engine", (CONFIG_FLAG, *ENGINE_FLAGS))
+    _add_group(generate, "sampling", tuple(_with_default(flag, _sampling_defaults()) for flag in SAMPLING_FLAGS))
+    _add_group(generate, "requests", tuple(_with_default(flag, REQUEST_DEFAULTS) for flag in REQUEST_FLAGS))
+    engine_flags = tuple(_with_default(flag, _engine_defaults()) for flag in ENGINE_FLAGS)
+    _add_group(generate, "engine", (CONFIG_FLAG, *engine_flags))
     demo = commands.add_parser(
         "demo", help="ask a small model one question", description="Ask a small model something."
     )
@@ -210,6 +257,24 @@ def _add_group(parser: Parser, title: str, flags: tuple[Flag, ...]) -> None:
         flag.add_to(group)
 
 
+def _with_default(flag: Flag, defaults: Mapping[str, str]) -> Flag:
+    """The flag with its default in its help. A switch is off, and a list empty, unless it is given."""
+    default = defaults.get(flag.setting)
+    return flag if default is None else dataclasses.replace(flag, help=f"{flag.help} (default: {default})")
+
+
+def _sampling_defaults() -> dict[str, str]:
+    values = SamplingParams()
+    named = {field.name: getattr(values, field.name) for field in dataclasses.fields(SamplingParams)}
+    shown = {name: f"{value}" for name, value in named.items() if type(value) in (int, float)}
+    return shown | {"logprobs": "none", "prompt_logprobs": "none", "allowed_token_ids": "all"}
+
+
+def _engine_defaults() -> dict[str, str]:
+    fields = dataclasses.fields(EngineConfig)
+    return {f.name: str(f.default) for f in fields if type(f.default) in (int, float, str)} | CHOSEN_DEFAULTS
+
+
 def engine_config(given: Mapping[str, Any], environment: Mapping[str, str], **defaults: Any) -> EngineConfig:
     """The engine's settings: flags, then the YAML file, then the environment, then `defaults`. Raises ConfigError."""
     in_file = from_yaml(given["config"]) if "config" in given else {}
@@ -234,4 +299,14 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     values = {flag.setting: given[flag.setting] for flag in SAMPLING_FLAGS if flag.setting in given}
     if "sampling_seed" in values:
         values["seed"] = values.pop("sampling_seed")
+    if "keep_special_tokens" in values:
+        values["skip_special_tokens"] = not values.pop("keep_special_tokens")
     return SamplingParams(**values)
+
+
+def request_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Priority and time limit, as far as they were given. Raises RequestError."""
+    from metrale_ray.serve.prompts import check_priority, check_timeout_s
+
+    checks = {"priority": check_priority, "timeout_s": check_timeout_s}
+    return {name: check(given[name]) for name, check in checks.items() if name in given}

@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import dataclasses
-import itertools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -30,11 +29,11 @@ from metrale_ray.progress import LoadProgress, counted
 from metrale_ray.protocol.front import FrontClient
 from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.serve.completion import Completion
+from metrale_ray.serve.front import Front
 from metrale_ray.serve.outputs import RequestOutput
+from metrale_ray.serve.prompts import Prompt, PromptRequest
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
@@ -59,7 +58,6 @@ class LLM:
         self._lock = threading.Lock()  # between a call that begins and `close`
         self._why = threading.Event()  # the watch knows why the engine has ended
         self._death: EngineDead | None = None
-        self._numbers = itertools.count()
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         decoder = read_decoder_config(checkpoint)
         plan_weights(checkpoint, decoder, 0, self.config.ep_size)  # refuse before Ray starts
@@ -71,6 +69,8 @@ class LLM:
             self._cluster.start(progress.update)
         try:
             self._client = _connect(self._cluster.front_address, self._cluster.front_keys, self._cluster.head_key)
+            # Half of the head's queue: other fronts have room, and no request is refused for the queue's length.
+            self._front = Front(self._client, self.tokenizer, max_waiting=max(1, self.config.max_queue_len // 2))
         except BaseException:
             self._cluster.close()
             raise
@@ -96,78 +96,89 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        timeout_s: float | Sequence[float | None] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer each prompt (text, or token ids) and give the answers in order.
 
-        `sampling_params`: one for all, or one for each. Raises RequestError for a prompt that is none, EngineDead.
+        `sampling_params`, `priority` (the lower goes first) and `timeout_s` (from when the head takes the request): one
+        for all, or one for each. Raises EngineDead, and RequestError for what is no prompt or parameter, before
+        anything is sent; it names the prompt's index. A prompt that is too long is answered with an error.
         """
-        listed = _listed(prompts)
-        params = _params(sampling_params, len(listed))
-        return self._wait(self._answer_all(listed, params, progress))
+        each = self.generate_each(prompts, sampling_params, priority=priority, timeout_s=timeout_s, progress=progress)
+        return list(each)
+
+    def generate_each(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout_s: float | Sequence[float | None] | None = None,
+        progress: bool = True,
+    ) -> Iterator[RequestOutput]:
+        """Like `generate`, but give each answer as soon as it and all before it are there."""
+        self._check_open()
+        requests = self._front.prepare.requests(prompts, sampling_params, priority, timeout_s)
+        return self._read(self._all(requests, progress))
 
     def chat(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, *, progress: bool = False
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        progress: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation: messages with "role" and "content", laid out by the checkpoint's chat template."""
-        return self.generate([self._chat_ids(messages)], sampling_params, progress=progress)
+        prompt = self._chat_ids(messages)
+        return self.generate([prompt], sampling_params, priority=priority, timeout_s=timeout_s, progress=progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Answer one prompt as it grows: each item holds the text so far, and the new part in `outputs[0].delta`."""
-        items = self.astream(prompt, sampling_params)
-        try:
-            while True:
-                try:
-                    yield self._wait(_next(items))
-                except StopAsyncIteration:
-                    return
-        finally:
-            if not self._closed:
-                self._wait(_close(items))
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt as it grows: each item holds all n answers so far, and what is new of each in `delta`.
 
-    def stream_chat(self, messages: Messages, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        Leaving the loop early aborts the request on every rank.
+        """
+        self._check_open()
+        return self._read(self._stream(self._one(prompt, sampling_params, priority, timeout_s)))
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Iterator[RequestOutput]:
         """Like `stream`, for one conversation."""
-        return self.stream(self._chat_ids(messages), sampling_params)
+        return self.stream(self._chat_ids(messages), sampling_params, priority=priority, timeout_s=timeout_s)
 
     async def astream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> AsyncIterator[RequestOutput]:
-        """Like `stream`, for asyncio. Leaving the loop early aborts the request on every rank."""
-        params = sampling_params or SamplingParams()
-        token_ids = self._token_ids(prompt)
-        request_id = str(next(self._numbers))
-        text = prompt if isinstance(prompt, str) else None
-        completion = Completion(self.tokenizer, params, token_ids)
-        if params.stop and self.tokenizer is None:
-            raise RequestError(
-                "stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids", param="stop"
-            )
-        try:
-            handle = self._client.submit(token_ids, self._with_text_ends(params))
-        except EngineDead as seen:
-            raise await self._dead(seen) from None
-        answered = False
-        try:
-            while not answered:
-                try:
-                    output = await handle.aget()
-                except EngineDead as seen:
-                    answered = True
-                    raise await self._dead(seen) from None
-                completion.push(output)
-                answered = output.finish_reason is not None
-                if completion.stopped_by_string and not answered:
-                    handle.finish()
-                    answered = True
-                yield RequestOutput(request_id, text, list(token_ids), [completion.snapshot()], answered)
-        finally:
-            if not answered:
-                handle.abort()
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Like `stream`, for asyncio."""
+        self._check_open()
+        async with aclosing(self._stream(self._one(prompt, sampling_params, priority, timeout_s))) as items:
+            async for item in items:
+                yield item
 
     def stats(self) -> dict[str, Any]:
         """Gauges, counters, and the ranks with their process ids and nodes. Raises EngineDead."""
-        if self._closed:
-            raise EngineDead("this LLM was closed")
+        self._check_open()
         if self._client.death is not None:
             raise self._death or self._client.death
         return self._cluster.stats()
@@ -210,6 +221,10 @@ class LLM:
             return seen
         return EngineDead(known.message, rank=known.rank)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineDead("this LLM was closed")
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         with self._lock:
             if self._closed:
@@ -222,55 +237,51 @@ class LLM:
             future.cancel()  # Ctrl-C: the coroutine's own clean-up aborts what runs
             raise
 
-    async def _answer_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool
-    ) -> list[RequestOutput]:
-        # Half of the head's queue: other fronts have room, and no request is refused for the queue's length.
-        room = asyncio.Semaphore(max(1, self.config.max_queue_len // 2))
-        with counted(len(prompts), "prompts", shown=progress) as advance:
+    def _read(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """The items of the loop's thread, in the caller's."""
+        try:
+            while True:
+                try:
+                    yield self._wait(_next(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if not self._closed:
+                self._wait(items.aclose())
 
-            async def answer(prompt: Prompt, one: SamplingParams) -> RequestOutput:
-                async with room:
-                    result = await self._last(prompt, one)
-                advance()
-                return result
+    async def _all(self, requests: Sequence[PromptRequest], progress: bool) -> AsyncGenerator[RequestOutput, None]:
+        with counted(len(requests), "prompts", shown=progress) as advance:
+            async with aclosing(self._front.all(requests, advance)) as items:
+                try:
+                    async for item in items:
+                        yield item
+                except EngineDead as seen:
+                    raise await self._dead(seen) from None
 
-            tasks = [asyncio.ensure_future(answer(p, one)) for p, one in zip(prompts, params, strict=True)]
+    async def _stream(self, request: PromptRequest) -> AsyncGenerator[RequestOutput, None]:
+        async with aclosing(self._front.stream(request)) as items:
             try:
-                return list(await asyncio.gather(*tasks))
-            finally:
-                for task in tasks:
-                    task.cancel()  # one failed or the caller left: the others abort their requests
-                await asyncio.gather(*tasks, return_exceptions=True)
+                async for item in items:
+                    yield item
+            except EngineDead as seen:
+                raise await self._dead(seen) from None
 
-    async def _last(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        last: RequestOutput | None = None
-        async for item in self.astream(prompt, params):
-            last = item
-        if last is None:
-            raise AssertionError("a stream ended without an answer")
-        return last
-
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    "this checkpoint has no tokenizer files: give token ids instead of text", param="prompt"
-                )
-            return tuple(self.tokenizer.encode(prompt))
-        return tuple(prompt)
-
-    def _with_text_ends(self, params: SamplingParams) -> SamplingParams:
-        """The tokenizer's own end-of-sequence tokens end a text too: not every checkpoint's configuration has them."""
-        if self.tokenizer is None or params.ignore_eos:
-            return params
-        ends = {*params.stop_token_ids, *self.tokenizer.eos_token_ids}
-        return dataclasses.replace(params, stop_token_ids=tuple(sorted(ends)))
+    def _one(
+        self, prompt: Prompt, params: SamplingParams | None, priority: int, timeout_s: float | None
+    ) -> PromptRequest:
+        """The request of one prompt. Raises RequestError."""
+        requests = self._front.prepare.requests(prompt, params, priority, timeout_s)
+        if len(requests) != 1:
+            raise RequestError(
+                f"{len(requests)} prompts were given and one can be streamed; give a text, or a list of token ids",
+                param="prompt",
+            )
+        return requests[0]
 
     def _chat_ids(self, messages: Messages) -> list[int]:
         if self.tokenizer is None:
             raise UserError("this checkpoint has no tokenizer files, so it cannot chat; use generate with token ids")
-        if not _is_sequence(messages) or not all(isinstance(message, Mapping) for message in messages):
+        if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
             raise RequestError('messages must be a list of {"role": ..., "content": ...}', param="messages")
         return self.tokenizer.chat(messages)
 
@@ -281,39 +292,6 @@ def _config(model: str | EngineConfig | None, settings: dict[str, Any]) -> Engin
             raise ConfigError(f"settings {', '.join(settings)} were given beside a whole EngineConfig; put them in it")
         return model
     return from_mapping(settings if model is None else {"model": model, **settings})
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list: a text, or a flat list of token ids, is one. Raises RequestError."""
-    if isinstance(prompts, str) or (_is_sequence(prompts) and _are_ids(prompts)):
-        return [prompts]  # type: ignore[list-item]  # just seen to be one prompt
-    if not _is_sequence(prompts):
-        raise _no_prompt(prompts)
-    for prompt in prompts:
-        if not isinstance(prompt, str) and not (_is_sequence(prompt) and (not prompt or _are_ids(prompt))):
-            raise _no_prompt(prompt)
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _are_ids(values: Any) -> bool:
-    return bool(values) and all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-
-
-def _no_prompt(given: object) -> RequestError:
-    shown = repr(given) if len(repr(given)) < 80 else f"{repr(given)[:80]}..."
-    return RequestError(f"{shown} is no prompt: give a text, a list of token ids, or a list of these", param="prompt")
-
-
-def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
-        raise RequestError(f"{len(given)} sampling parameters for {count} prompts; give one for all, or one for each")
-    return list(given)
 
 
 def _connect(address: str, keys: KeyPair, head_key: str) -> FrontClient:
@@ -336,11 +314,5 @@ async def _cancel_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _next(items: AsyncIterator[T]) -> T:
+async def _next(items: AsyncGenerator[T, None]) -> T:
     return await anext(items)
-
-
-async def _close(items: AsyncIterator[Any]) -> None:
-    close = getattr(items, "aclose", None)
-    if close is not None:
-        await close()

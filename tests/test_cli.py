@@ -16,7 +16,7 @@ import pytest
 
 from metrale_ray import __version__
 from metrale_ray.cli import OpenLLM, main
-from metrale_ray.cli_flags import ENGINE_FLAGS, SAMPLING_FLAGS
+from metrale_ray.cli_flags import ENGINE_FLAGS, REQUEST_FLAGS, SAMPLING_FLAGS
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import (
     CheckpointError,
@@ -30,10 +30,12 @@ from metrale_ray.errors import (
     RequestError,
 )
 from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.serve.outputs import CompletionOutput, RequestOutput
+from metrale_ray.serve.outputs import CompletionOutput, Logprob, RequestOutput
 
 TOP = Path(__file__).resolve().parent.parent
 BASE = ["generate", "--model", "m"]
+# Flags whose absence means that there is nothing of the kind.
+NO_DEFAULT = ("model", "sampling_seed", "logit_bias", "stop_token_ids")
 
 
 class FakeTokenizer:
@@ -55,7 +57,10 @@ class FakeLLM:
         self.config: EngineConfig | None = None
         self.params: SamplingParams | None = None
         self.prompts: list[str | list[int]] = []
-        self.failed: set[int] = set()  # indexes of prompts that fail
+        self.options: dict[str, Any] = {}
+        self.progress: bool | None = None
+        self.failed: set[int] = set()  # indexes of prompts of which the first answer fails
+        self.failing_prompt = 0  # the prompt instead of whose answer the failure comes
         self.closed = False
 
     def open(self, config: EngineConfig) -> FakeLLM:
@@ -71,21 +76,41 @@ class FakeLLM:
     def stats(self) -> dict[str, Any]:
         return {"ranks": [{"rank": r, "pid": 100 + r, "node": "n", "address": "10.0.0.1"} for r in (0, 1)]}
 
-    def generate(
-        self, prompts: list[str | list[int]], sampling_params: SamplingParams, *, progress: bool
-    ) -> list[RequestOutput]:
+    def generate_each(
+        self, prompts: list[str | list[int]], sampling_params: SamplingParams, *, progress: bool, **options: Any
+    ) -> Iterator[RequestOutput]:
         print("a library prints this")
-        self.prompts, self.params = prompts, sampling_params
-        if self.failure is not None:
-            raise self.failure
-        return [self._answer(n, prompt) for n, prompt in enumerate(prompts)]
+        self.prompts, self.params, self.options, self.progress = prompts, sampling_params, options, progress
+        for number, prompt in enumerate(prompts):
+            if self.failure is not None and number == self.failing_prompt:
+                raise self.failure
+            yield self._answer(number, prompt)
 
     def _answer(self, number: int, prompt: str | list[int]) -> RequestOutput:
+        assert self.params is not None
         ids = FakeTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
-        answer = CompletionOutput(text=f"answer {number} é\u2028", token_ids=[7, number], finish_reason="length")
-        if number in self.failed:
-            answer = CompletionOutput(text="half", token_ids=[7], finish_reason="error", error="expert 3 failed")
-        return RequestOutput(str(number), None, ids, [answer], True)
+        outputs = [self._output(number, index) for index in range(self.params.n)]
+        scored: list[dict[int, Logprob] | None] | None = None
+        if self.params.prompt_logprobs is not None:
+            scored = [None, *({token_id: Logprob(-9999.0, 9, None)} for token_id in ids[1:])]
+        return RequestOutput(str(number), None, ids, outputs, True, scored)
+
+    def _output(self, number: int, index: int) -> CompletionOutput:
+        if number in self.failed and index == 0:
+            return CompletionOutput(text="half", token_ids=[7], finish_reason="error", error="expert 3 failed")
+        text = f"answer {number}{'.' + str(index) if index else ''} é\u2028"
+        answer = (
+            CompletionOutput(index, text, [7, number], "stop", "x")
+            if index
+            else CompletionOutput(text=text, token_ids=[7, number], finish_reason="length")
+        )
+        if self.params is not None and self.params.logprobs is not None:
+            answer.logprobs = [
+                {7: Logprob(-0.5, 2, "a"), 8: Logprob(-0.25, 1, "\ud83d")},
+                {number: Logprob(-1.0, 1, "")},
+            ]
+            answer.cumulative_logprob = -1.5
+        return answer
 
     def stream_chat(self, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[RequestOutput]:
         self.prompts, self.params = [messages[0]["content"]], params
@@ -179,6 +204,80 @@ def test_chat_without_a_tokenizer_is_refused(llm: FakeLLM, capsys: pytest.Captur
     assert llm.closed
 
 
+def test_each_answer_is_written_before_the_next_one_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM(EngineDead("rank 1 has gone", rank=1), FakeTokenizer())
+    llm.failing_prompt = 2
+    assert run(llm, *BASE, "--prompt", "a", "--prompt", "b", "--prompt", "c", "--prompt", "d") == 4
+    out, err = capsys.readouterr()
+    assert out == "answer 0 é\u2028\nanswer 1 é\u2028\n"
+    assert err.splitlines()[-1] == "error: rank 1 has gone"
+
+
+def test_several_answers_to_a_prompt_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM(tokenizer=FakeTokenizer())
+    llm.failed = {1}
+    assert run(llm, *BASE, "--prompt", "a", "--prompt", "b", "--n", "2") == 1
+    out, err = capsys.readouterr()
+    assert out.split("\n") == [
+        "--- prompt 0, answer 0 ---",
+        "answer 0 é\u2028",
+        "--- prompt 0, answer 1 ---",
+        "answer 0.1 é\u2028",
+        "--- prompt 1, answer 0 ---",
+        "half",
+        "--- prompt 1, answer 1 ---",
+        "answer 1.1 é\u2028",
+        "",
+    ]
+    assert "error: prompt 1, answer 0: expert 3 failed" in err
+
+
+def test_json_has_all_answers_beside_the_fields_of_the_first(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(llm, *BASE, "--prompt-token-ids", "5", "--json", "--n", "2") == 0
+    line = json.loads(capsys.readouterr().out)
+    outputs = line.pop("outputs")
+    assert line == {
+        "index": 0,
+        "text": "answer 0 é\u2028",
+        "token_ids": [7, 0],
+        "finish_reason": "length",
+        "error": None,
+        "usage": {"prompt_tokens": 1, "completion_tokens": 4},
+    }
+    assert [(one["index"], one["text"], one["finish_reason"], one["stop_reason"]) for one in outputs] == [
+        (0, "answer 0 é\u2028", "length", None),
+        (1, "answer 0.1 é\u2028", "stop", "x"),
+    ]
+
+
+def test_json_has_the_log_probabilities_that_were_asked_for(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--json", "--logprobs", "1", "--prompt-logprobs", "0")
+    assert run(llm, *BASE, "--prompt-token-ids", "5,6", *flags) == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    line = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert line["logprobs"] == [
+        [
+            {"token_id": 7, "token": "a", "logprob": -0.5, "rank": 2},
+            {"token_id": 8, "token": "\ud83d", "logprob": -0.25, "rank": 1},
+        ],
+        [{"token_id": 0, "token": "", "logprob": -1.0, "rank": 1}],
+    ]
+    assert line["cumulative_logprob"] == -1.5
+    assert line["prompt_logprobs"] == [None, [{"token_id": 6, "token": None, "logprob": -9999.0, "rank": 9}]]
+
+
+def test_a_bar_is_shown_unless_the_answers_appear_on_the_terminal(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert run(llm, *BASE, "--prompt", "a") == 0
+        assert llm.progress is not is_terminal
+
+
 # Prompts
 
 
@@ -239,6 +338,21 @@ def test_a_bad_prompts_file_is_refused_before_the_engine_starts(
         (["--prompt", "a", "--stop-token-ids", "z"], "'z' must be token ids"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature is nan"),
+        (["--prompt", "a", "--n", "1000000"], "n is 1000000; allowed is an integer from 1 to 64"),
+        (["--prompt", "a", "--logprobs", "21"], "logprobs is 21"),
+        (["--prompt", "a", "--prompt-logprobs", "-1"], "prompt_logprobs is -1"),
+        (["--prompt", "a", "--min-tokens", "17"], "min_tokens is 17"),
+        (["--prompt", "a", "--logit-bias", "{"], "'{' is not JSON"),
+        (["--prompt", "a", "--logit-bias", "[" * 99_999], "is not JSON"),
+        (["--prompt", "a", "--logit-bias", "[5]"], "must be a JSON object"),
+        (["--prompt", "a", "--logit-bias", '{"x": 1}'], "logit_bias is 'x'"),
+        (["--prompt", "a", "--logit-bias", '{"1": NaN}'], "logit_bias is nan"),
+        (["--prompt", "a", "--bad-words", ""], "bad_words is ''"),
+        (["--prompt", "a", "--allowed-token-ids", "1,-2"], "must be token ids"),
+        (["--prompt", "a", "--priority", "2147483648"], "priority is 2147483648; allowed is an integer from"),
+        (["--prompt", "a", "--timeout-s", "0"], "timeout_s is 0.0; allowed is a number above 0"),
+        (["--prompt", "a", "--timeout-s", "inf"], "timeout_s is inf"),
         (["--prompt", "a", "--ep-size", "0"], "ep_size is 0; it must be an integer of at least 1"),
         (["--prompt", "a", "--ep-size", "two"], "argument --ep-size: invalid int value: 'two'"),
         (["--prompt", "a", "--kv-cache-memory", "lots"], "'lots'; it must be bytes, such as"),
@@ -286,9 +400,22 @@ def test_every_setting_of_the_engine_has_a_flag_but_the_injected_faults() -> Non
     assert {flag.setting for flag in ENGINE_FLAGS} == {f.name for f in dataclasses.fields(EngineConfig)} - {"faults"}
 
 
-def test_every_sampling_parameter_has_a_flag() -> None:
-    flags = {flag.setting.replace("sampling_seed", "seed") for flag in SAMPLING_FLAGS}
-    assert flags == {f.name for f in dataclasses.fields(SamplingParams)}
+def test_every_sampling_parameter_has_a_flag_but_what_the_tokenizer_says() -> None:
+    names = {"sampling_seed": "seed", "keep_special_tokens": "skip_special_tokens"}
+    flags = {names.get(flag.setting, flag.setting) for flag in SAMPLING_FLAGS}
+    assert flags == {f.name for f in dataclasses.fields(SamplingParams)} - {"end_token_ids"}
+
+
+def test_the_help_of_generate_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "--help"])
+    assert ended.value.code == 0
+    entries = {text.split()[0]: " ".join(text.split()) for text in capsys.readouterr().out.split("\n  --")[1:]}
+    for flag in (*SAMPLING_FLAGS, *REQUEST_FLAGS, *ENGINE_FLAGS):
+        has_none = flag.switch or flag.repeats or flag.setting in NO_DEFAULT
+        assert has_none or "(default: " in entries[flag.names[0][2:].rstrip(",")], flag.names
+    for name, value in (("max-tokens", "16"), ("top-p", "1.0"), ("ep-size", "1"), ("dtype", "auto"), ("priority", "0")):
+        assert f"(default: {value})" in entries[name]
 
 
 def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
@@ -333,8 +460,13 @@ def test_what_is_not_given_is_left_to_the_defaults(llm: FakeLLM) -> None:
 
 
 def test_flags_set_every_sampling_parameter(llm: FakeLLM) -> None:
-    flags = "--max-tokens 9 --temperature 0.5 --top-k 4 --top-p 0.25 --sampling-seed 8 --stop x --stop yy --ignore-eos"
-    assert run(llm, *BASE, "--prompt", "a", *flags.split(), "--stop-token-ids", "3,4") == 0
+    flags = (
+        "--max-tokens 9 --temperature 0.5 --top-k 4 --top-p 0.25 --sampling-seed 8 --stop x --stop yy --ignore-eos "
+        "--stop-token-ids 3,4 --n 2 --min-tokens 5 --min-p 0.125 --repetition-penalty 1.5 --presence-penalty -1 "
+        "--frequency-penalty 0.5 --allowed-token-ids 5,6 --bad-words no --bad-words never --bad-token-ids 1,2 "
+        "--bad-token-ids 3 --include-stop-str-in-output --keep-special-tokens --logprobs 3 --prompt-logprobs 0"
+    )
+    assert run(llm, *BASE, "--prompt", "a", *flags.split(), "--logit-bias", '{"5": -100, "6": 0.5}') == 0
     assert llm.params == SamplingParams(
         max_tokens=9,
         temperature=0.5,
@@ -344,7 +476,27 @@ def test_flags_set_every_sampling_parameter(llm: FakeLLM) -> None:
         stop=["x", "yy"],
         ignore_eos=True,
         stop_token_ids=[3, 4],
+        n=2,
+        min_tokens=5,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        allowed_token_ids=[5, 6],
+        bad_words=["no", "never"],
+        bad_token_ids=[[1, 2], [3]],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        logprobs=3,
+        prompt_logprobs=0,
+        logit_bias={5: -100, 6: 0.5},
     )
+    assert llm.options == {}
+
+
+def test_priority_and_time_limit_are_passed_on(llm: FakeLLM) -> None:
+    assert run(llm, *BASE, "--prompt", "a", "--priority=-3", "--timeout-s", "2.5") == 0
+    assert llm.options == {"priority": -3, "timeout_s": 2.5}
 
 
 def test_the_batch_size_has_two_names(llm: FakeLLM) -> None:

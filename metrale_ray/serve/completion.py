@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`Completion`: from the head's outputs for one request to the text that its reader sees.
+"""`Completion`: from the head's outputs for one sequence to the text that its reader sees.
 
-Rules: no part of a character and no part of a possible stop string is shown; a stop string ends the text for its
-reader here, and the caller then tells the head. Without a tokenizer there are token ids and no text.
+Rules. No part of a character is shown, and no part of a possible stop string, unless the stop string is wanted too. A
+stop string ends the text for its reader here, and the caller then tells the head. What is given depends on the tokens
+alone, not on how many came at once: nothing behind the token that completed a stop string is kept. A stop string that
+is complete within the text of the first `min_tokens` tokens does not end it. Without a tokenizer there are token ids
+and no text.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from metrale_ray.errors import SessionError
 from metrale_ray.protocol.front import Output
 from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.serve.logprobs import logprob_entry
 from metrale_ray.serve.outputs import CompletionOutput
-from metrale_ray.serve.text import IncrementalDetokenizer, StopStrings, Tokenizer
+from metrale_ray.serve.stop_strings import StopStrings
+from metrale_ray.serve.text import IncrementalDetokenizer, Tokenizer
 
 # Tokens of the prompt that the text's beginning may depend on; a character takes at most a few.
 CONTEXT_TOKENS = 8
@@ -21,61 +28,94 @@ CONTEXT_TOKENS = 8
 class Completion:
     """One answer as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
-        self.stopped_by_string = False
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int], index: int = 0
+    ) -> None:
+        self._tokenizer = tokenizer
         self._params = params
-        self._output = CompletionOutput()
+        self._output = CompletionOutput(index)
+        if params.logprobs is not None:
+            self._output.logprobs, self._output.cumulative_logprob = [], 0.0
+        self._num_shown = 0  # characters that a snapshot has given
+        self._num_read = 0  # tokens whose text is in the answer, or held back
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None:
             # Some tokenizers write a word's leading space only where something comes before it.
-            self._detokenizer = IncrementalDetokenizer(tokenizer, context=prompt_token_ids[-CONTEXT_TOKENS:])
-        self._stops = StopStrings(params.stop)
+            context = prompt_token_ids[-CONTEXT_TOKENS:]
+            self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, context)
+        self._stops = StopStrings(params.stop, included=params.include_stop_str_in_output)
 
-    def push(self, output: Output) -> CompletionOutput:
-        """Take one output of the head and give the answer so far."""
-        answer = self._output
-        answer.token_ids.extend(output.token_ids)
-        answer.delta = self._new_text(output)
-        answer.text += answer.delta
-        if not self.stopped_by_string and output.finish_reason is not None:
-            answer.finish_reason = output.finish_reason
-            if output.stop_token_id in self._params.stop_token_ids:  # the model's own end is no reason to name
-                answer.stop_reason = output.stop_token_id
-        if output.error is not None:
-            answer.error_code, answer.error = output.error
-        return answer
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer is complete."""
+        return self._output.finish_reason is not None
+
+    def push(self, output: Output) -> bool:
+        """Take one output of the head. True: a stop string has ended the text, and the head does not know it yet.
+
+        Raises SessionError when the logprobs that were asked for are not there. After the end nothing is taken.
+        """
+        if self.has_ended:
+            return False
+        if self._params.logprobs is not None and len(output.logprobs) != len(output.token_ids):
+            raise SessionError(f"{len(output.logprobs)} logprobs came with {len(output.token_ids)} tokens")
+        for place, token_id in enumerate(output.token_ids):
+            if self._take_token(token_id, output, place):
+                return output.finish_reason is None
+        if output.finish_reason is not None:
+            self._end(output)
+        return False
+
+    def refuse(self, code: str, message: str) -> None:
+        """End an answer that the head does not give, unless it has ended."""
+        self.push(Output(0, self._output.index, (), "error", None, (code, message)))
 
     def snapshot(self) -> CompletionOutput:
-        """A copy of the answer so far, which later tokens do not change."""
+        """A copy of the answer so far, which later tokens do not change; `delta` is new since the last snapshot."""
         answer = self._output
-        return CompletionOutput(
-            answer.index,
-            answer.text,
-            list(answer.token_ids),
-            answer.finish_reason,
-            answer.stop_reason,
-            answer.delta,
-            answer.error,
-            answer.error_code,
-        )
+        delta = answer.text[self._num_shown :]
+        self._num_shown = len(answer.text)
+        logprobs = None if answer.logprobs is None else list(answer.logprobs)
+        return dataclasses.replace(answer, token_ids=list(answer.token_ids), delta=delta, logprobs=logprobs)
 
-    def _new_text(self, output: Output) -> str:
-        if self._detokenizer is None:
-            return ""
-        token_ids = output.token_ids
-        if output.stop_token_id is not None and token_ids and token_ids[-1] == output.stop_token_id:
-            token_ids = token_ids[:-1]  # what ends the text is not part of it
-        raw = self._detokenizer.push(token_ids)
-        if output.finish_reason is not None:
-            raw += self._detokenizer.flush()
-        shown, found = self._stops.push(raw)
-        if found is not None:
-            self._end_at(found)
-        elif output.finish_reason is not None:
-            shown += self._stops.flush()
-        return shown
+    def _take_token(self, token_id: int, output: Output, place: int) -> bool:
+        """Take one token; True when a stop string has ended the text with it."""
+        self._output.token_ids.append(token_id)
+        if output.logprobs and self._output.logprobs is not None and self._output.cumulative_logprob is not None:
+            scored = output.logprobs[place]
+            self._output.logprobs.append(logprob_entry(scored, self._tokenizer))
+            self._output.cumulative_logprob += scored.logprob
+        is_end = output.stop_token_id is not None and place == len(output.token_ids) - 1
+        if self._detokenizer is None or (is_end and not self._params.include_stop_str_in_output):
+            return False  # what ends the text is not part of it
+        # One at a time: which token completed a stop string must not depend on how many came at once.
+        self._num_read += 1
+        return self._add_text(self._detokenizer.push([token_id]), may_end=self._may_end)
 
-    def _end_at(self, stop: str) -> None:
-        self.stopped_by_string = True
-        self._output.finish_reason = "stop"
-        self._output.stop_reason = stop
+    @property
+    def _may_end(self) -> bool:
+        """Whether a stop string may be complete in the text of the newest token."""
+        return self._num_read > self._params.min_tokens
+
+    def _add_text(self, text: str, *, may_end: bool) -> bool:
+        """Show what can be shown; True when a stop string has ended the text."""
+        shown, stop = self._stops.push(text, may_end=may_end)
+        self._output.text += shown
+        if stop is not None:
+            self._output.finish_reason = "stop"
+            self._output.stop_reason = stop
+        return stop is not None
+
+    def _end(self, output: Output) -> None:
+        """The head has ended the sequence: what was held back is shown, as far as it holds no stop string."""
+        answer = self._output
+        is_whole = output.finish_reason in ("stop", "length")
+        rest = "" if self._detokenizer is None else self._detokenizer.flush()
+        if self._add_text(rest, may_end=is_whole and self._may_end):
+            return
+        answer.text += self._stops.flush()
+        answer.finish_reason = output.finish_reason
+        if output.stop_token_id in self._params.stop_token_ids:  # the model's own end is no reason to name
+            answer.stop_reason = output.stop_token_id
+        if output.error is not None:
+            answer.error_code, answer.error = output.error

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Text to token ids, token ids back to text as they come, and the strings that end a text.
+"""Text to token ids, and token ids back to text as they come.
 
 Rules. Text that was given out is never taken back: what an incremental detokenizer gives, joined, is the decode of
 all its ids, and no character is split. It takes time in proportion to the number of ids, however strange they are.
-Where stop strings end a text depends on the text alone, never on how it was cut into pieces. Code in a checkpoint's
-folder is never run. transformers is imported when a tokenizer is loaded, not before.
+Ids that stand for no token (a model's vocabulary may be padded) have no text. Code in a checkpoint's folder is never
+run. transformers is imported when a tokenizer is loaded, not before.
 
-Leaves out: reasoning and tool-call parsers, images.
+Leaves out: the strings that end a text (`stop_strings`), reasoning and tool-call parsers, images.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.byte_token_ids = _byte_token_ids(inner)
         self._silent: dict[int, bool] = {}
+        self._texts: dict[int, str] = {}
         self._special_ids = _special_ids(inner)
 
     @property
@@ -49,9 +48,18 @@ class Tokenizer:
         """Whether `chat` can be used."""
         return bool(self.inner.chat_template)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the special tokens that the tokenizer adds by default."""
-        return list(self.inner.encode(text, verbose=False))
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with the special tokens that the tokenizer adds by default, or without them.
+
+        Raises RequestError for a text that is no valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text has a lone surrogate at character {error.start}; give valid Unicode", param="prompt"
+            ) from error
+        return list(self.inner.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a conversation, up to where the assistant's answer begins.
@@ -82,6 +90,13 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, of a special one too; "" for an id that stands for no token."""
+        if token_id not in self._texts:
+            known = not self.is_silent(token_id, skip_special_tokens=False)
+            self._texts[token_id] = self.decode([token_id], skip_special_tokens=False) if known else ""
+        return self._texts[token_id]
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether the id has no influence on a decode: it stands for no token, or for a special one that is skipped."""
@@ -218,82 +233,3 @@ def _common_length(one: str, other: str) -> int:
     """How many characters both begin with."""
     differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))
-
-
-@dataclass(slots=True)
-class _Node:
-    """A prefix of a stop string: `depth` characters. `stop` is the longest stop string that ends here."""
-
-    depth: int
-    next: dict[str, _Node] = field(default_factory=dict)
-    fallback: _Node | None = None
-    stop: str | None = None
-
-
-class StopStrings:
-    """Finds the first stop string in a text that comes in pieces.
-
-    The first is the one that is complete first; of those that end at the same character, the longest. The search is
-    that of Aho and Corasick, "Efficient string matching" (1975): one step per character, and the depth of its state is
-    the length of the longest suffix that may become a stop string, which is all that is held back.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        """Raises RequestError when a stop string is empty."""
-        if not all(stop):
-            raise RequestError("a stop string is empty; leave it out or give at least one character", param="stop")
-        self.found: str | None = None
-        self._root = _automaton(stop)
-        self._state = self._root
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """The text that can be shown, and the stop string found. After one was found nothing more is shown."""
-        if self.found is not None:
-            return "", self.found
-        pending = self._held + text
-        for position in range(len(self._held), len(pending)):
-            self._state = self._step(pending[position])
-            if self._state.stop is not None:
-                self.found = self._state.stop
-                self._held = ""
-                return pending[: position + 1 - len(self.found)], self.found
-        cut = len(pending) - self._state.depth
-        self._held = pending[cut:]
-        return pending[:cut], None
-
-    def flush(self) -> str:
-        """The text held back, at the end of a text that no stop string ended."""
-        rest, self._held, self._state = self._held, "", self._root
-        return rest
-
-    def _step(self, character: str) -> _Node:
-        state: _Node | None = self._state
-        while state is not None and character not in state.next:
-            state = state.fallback
-        return self._root if state is None else state.next[character]
-
-
-def _automaton(stop: Sequence[str]) -> _Node:
-    root = _Node(0)
-    for text in stop:
-        node = root
-        for character in text:
-            node = node.next.setdefault(character, _Node(node.depth + 1))
-        node.stop = text
-    _link(root)
-    return root
-
-
-def _link(root: _Node) -> None:
-    """Give each node its fallback: the longest proper suffix of it that is a prefix of a stop string too."""
-    todo = deque([root])
-    while todo:
-        node = todo.popleft()
-        for character, child in node.next.items():
-            suffix = node.fallback
-            while suffix is not None and character not in suffix.next:
-                suffix = suffix.fallback
-            child.fallback = root if suffix is None else suffix.next[character]
-            child.stop = child.stop or child.fallback.stop
-            todo.append(child)

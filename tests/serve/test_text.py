@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from metrale_ray.errors import CheckpointError, RequestError
-from metrale_ray.serve.text import IncrementalDetokenizer, StopStrings, Tokenizer, load_tokenizer
+from metrale_ray.serve.text import IncrementalDetokenizer, Tokenizer, load_tokenizer
 
 TEXTS = ["Hello world", "naïve café", "你好，世界", "a 👍🏽 b 👩‍👩‍👧‍👦!", "\n\n  x\t", "مرحبا", "a\ufffdb", "e\u0301"]
 SPECIAL = ["<|start|>", "<|end|>"]
@@ -218,70 +218,6 @@ def test_the_work_grows_with_the_number_of_ids_however_strange_they_are(
     assert shown == decode(ids, skip)
 
 
-def found_in(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The plain rule: the first end of any stop string, the longest of those that end there."""
-    for end in range(1, len(text) + 1):
-        here = [s for s in stop if text[:end].endswith(s)]
-        if here:
-            longest = max(here, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
-
-
-@settings(deadline=None)
-@given(
-    text=st.text("ab你", max_size=24),
-    stop=st.lists(st.text("ab你", min_size=1, max_size=5), max_size=4),
-    cuts=st.lists(st.integers(0, 24), max_size=12),
-)
-def test_a_stop_string_ends_the_text_at_the_same_place_however_it_is_cut(
-    text: str, stop: list[str], cuts: list[int]
-) -> None:
-    search = StopStrings(stop)
-    shown, found = "", None
-    for piece in pieces_of(text, [min(cut, len(text)) for cut in cuts]):
-        new, found = search.push(piece)
-        shown += new
-    assert (shown + search.flush(), found) == found_in(text, stop)
-
-
-@settings(deadline=None)
-@given(text=st.text("ab", max_size=16), stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3))
-def test_only_what_may_become_a_stop_string_is_held_back(text: str, stop: list[str]) -> None:
-    search = StopStrings(stop)
-    shown, found = search.push(text)
-    if found is None:
-        held = text[len(shown) :]
-        longest = max((n for n in range(len(text) + 1) for s in stop if s.startswith(text[len(text) - n :])), default=0)
-        assert len(held) == longest
-        assert search.flush() == held
-
-
-def test_overlapping_stop_strings_are_found_where_the_first_one_ends() -> None:
-    assert StopStrings(["abcd", "bc"]).push("xabcd") == ("xa", "bc")
-    assert StopStrings(["abc", "bc"]).push("xabcd") == ("x", "abc")
-    assert StopStrings(["ab", "abc"]).push("xabc") == ("x", "ab")
-    search = StopStrings(["aab"])
-    assert [search.push(c) for c in "aaab"] == [("", None), ("", None), ("a", None), ("", "aab")]
-
-
-def test_after_a_stop_string_nothing_more_is_shown() -> None:
-    search = StopStrings(["STOP"])
-    assert search.push("one STOP two") == ("one ", "STOP")
-    assert search.push("three") == ("", "STOP")
-    assert search.flush() == ""
-
-
-def test_without_stop_strings_everything_is_shown_at_once() -> None:
-    assert StopStrings([]).push("text") == ("text", None)
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(RequestError, match="a stop string is empty") as caught:
-        StopStrings(["a", ""])
-    assert caught.value.param == "stop"
-
-
 def save(folder: Path, make: Callable[[], RustTokenizer] = byte_level, **more: Any) -> Path:
     inner = PreTrainedTokenizerFast(tokenizer_object=make(), eos_token="<|end|>", **more)
     inner.save_pretrained(folder)
@@ -376,3 +312,33 @@ def test_a_conversation_without_a_chat_template_is_refused(tmp_path: Path) -> No
     with pytest.raises(RequestError, match="has no chat template") as caught:
         tokenizer.chat([{"role": "user", "content": "Hello"}])
     assert caught.value.code == "no_chat_template"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ids_that_stand_for_no_token_have_no_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    padded = [tokenizer.vocab_size, tokenizer.vocab_size + 7, 2**31, 2**32 - 1]
+    assert [tokenizer.token_text(token_id) for token_id in padded] == [""] * 4
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    ids = tokenizer.encode("a c")
+    shown = "".join(detokenizer.push([token_id]) for pair in zip(ids, padded, strict=False) for token_id in pair)
+    assert shown + detokenizer.flush() == tokenizer.decode(ids[: len(padded)])
+
+
+def test_the_text_of_a_special_token_by_itself_is_told() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    end, hello = tokenizer.inner.convert_tokens_to_ids("<|end|>"), tokenizer.encode("H")[0]
+    assert [tokenizer.token_text(token_id) for token_id in (end, hello)] == ["<|end|>", "H"]
+
+
+def test_special_tokens_are_added_unless_they_are_not_wanted() -> None:
+    rust = byte_level()
+    rust.post_processor = processors.TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 0)])
+    tokenizer = wrapped(rust)
+    bare = tokenizer.encode("Hello", add_special_tokens=False)
+    assert tokenizer.encode("Hello") == [0, *bare]
+
+
+def test_a_text_that_is_no_unicode_is_refused_with_its_place() -> None:
+    with pytest.raises(RequestError, match="lone surrogate at character 2; give valid Unicode"):
+        TOKENIZERS["byte_level"].encode("ab\ud800")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Answers`: the n answers to one prompt as they grow, and what the prompt's own tokens scored."""
+
+from __future__ import annotations
+
+from metrale_ray.protocol.front import Output
+from metrale_ray.serve.completion import Completion
+from metrale_ray.serve.logprobs import logprob_entry
+from metrale_ray.serve.outputs import Logprob, RequestOutput
+from metrale_ray.serve.prompts import PromptRequest
+from metrale_ray.serve.text import Tokenizer
+
+
+class Answers:
+    """One `Completion` for each sequence of a request."""
+
+    def __init__(self, request_id: str, request: PromptRequest, tokenizer: Tokenizer | None) -> None:
+        self._request_id = request_id
+        self._request = request
+        self._tokenizer = tokenizer
+        self._prompt_token_ids = list(request.token_ids)
+        params = request.params
+        self._completions = [Completion(tokenizer, params, request.token_ids, index) for index in range(params.n)]
+        self.has_news = False  # tokens or an end since the last snapshot
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]  # nothing comes before the first token
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return all(completion.has_ended for completion in self._completions)
+
+    def push(self, output: Output) -> bool:
+        """Take one output of the head. True: a stop string has ended its sequence, and the head does not know yet."""
+        self.has_news |= bool(output.token_ids) or output.finish_reason is not None
+        self._prompt_logprobs += [logprob_entry(scored, self._tokenizer) for scored in output.prompt_logprobs]
+        if output.is_refusal and output.error is not None:
+            self.refuse(*output.error)
+        return self._completions[output.index].push(output)
+
+    def refuse(self, code: str, message: str) -> None:
+        """End all answers that have not ended with an error."""
+        for completion in self._completions:
+            completion.refuse(code, message)
+
+    def snapshot(self) -> RequestOutput:
+        """What there is so far. Later tokens do not change it; each `delta` is new since the last snapshot."""
+        self.has_news = False
+        is_scored = self._request.params.prompt_logprobs is not None
+        has_all = len(self._prompt_logprobs) == len(self._prompt_token_ids)
+        return RequestOutput(
+            self._request_id,
+            self._request.text,
+            self._prompt_token_ids,
+            [completion.snapshot() for completion in self._completions],
+            self.finished,
+            self._prompt_logprobs if is_scored and has_all else None,
+        )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Front`: one engine as its user asks it: prompts in, answers with text out. Everything here is asyncio.
+
+Rules. A request that nobody waits for any more is aborted. Items of a stream hold everything that has arrived, however
+slowly they are taken. Answers to many prompts come in the order of the prompts; they are sent in order of priority,
+and at most `max_waiting` sequences at a time, so that no request of one call is refused for the queue's length.
+
+What it leaves out: what is legal (`prompts`), where the engine comes from and why it died (`llm`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from metrale_ray.errors import EngineDead
+from metrale_ray.protocol.front import FrontClient, Output, RequestHandle
+from metrale_ray.serve.answers import Answers
+from metrale_ray.serve.outputs import RequestOutput
+from metrale_ray.serve.prompts import Preparation, PromptRequest
+from metrale_ray.serve.room import Room
+from metrale_ray.serve.text import Tokenizer
+
+
+class Front:
+    """`client` has an open session. `prepare` is what makes requests of prompts."""
+
+    def __init__(self, client: FrontClient, tokenizer: Tokenizer | None, *, max_waiting: int) -> None:
+        self.prepare = Preparation(tokenizer, client.wait_opened(0))
+        self._client = client
+        self._tokenizer = tokenizer
+        self._max_waiting = max_waiting
+        self._numbers = itertools.count()
+
+    async def stream(self, request: PromptRequest) -> AsyncGenerator[RequestOutput, None]:
+        """The answers as they grow, the last item with `finished`. Raises EngineDead. Closing it aborts the request."""
+        async with aclosing(self._growing(request)) as stages:
+            async for answers in stages:
+                yield answers.snapshot()
+
+    async def all(
+        self, requests: Sequence[PromptRequest], on_answer: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The whole answer to each, in order, each as soon as it and all before it are there.
+
+        `on_answer` is called whenever one is complete. Raises EngineDead; closing it aborts what still runs.
+        """
+        room = Room(self._max_waiting)
+
+        async def answer(request: PromptRequest) -> RequestOutput:
+            async with room.places(request.params.n):
+                result = await self._whole(request)
+            on_answer()
+            return result
+
+        first_to_last = sorted(range(len(requests)), key=lambda index: requests[index].priority)
+        tasks = {index: asyncio.ensure_future(answer(requests[index])) for index in first_to_last}
+        try:
+            for index in range(len(requests)):
+                yield await tasks.pop(index)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def _whole(self, request: PromptRequest) -> RequestOutput:
+        async with aclosing(self._growing(request)) as stages:
+            async for answers in stages:
+                if answers.finished:
+                    return answers.snapshot()
+        raise AssertionError("a request ended without an answer")
+
+    async def _growing(self, request: PromptRequest) -> AsyncGenerator[Answers, None]:
+        """The answers after each thing that arrived."""
+        answers = Answers(str(next(self._numbers)), request, self._tokenizer)
+        if request.refusal is not None:
+            answers.refuse(*request.refusal)
+            yield answers
+            return
+        handle = self._client.submit(
+            request.token_ids, request.sent, priority=request.priority, timeout_s=request.timeout_s
+        )
+        try:
+            while not answers.finished:
+                _take(await handle.aget(), answers, handle)
+                _take_what_is_there(answers, handle)
+                if answers.has_news:
+                    yield answers
+        finally:
+            if not answers.finished:
+                handle.abort()
+
+
+def _take(output: Output, answers: Answers, handle: RequestHandle) -> None:
+    if answers.push(output):
+        handle.finish(output.index)
+
+
+def _take_what_is_there(answers: Answers, handle: RequestHandle) -> None:
+    """One step gives each of a request's sequences an output: they make one item."""
+    while not answers.finished:
+        try:
+            output = handle.get(0)
+        except (TimeoutError, EngineDead):
+            return  # nothing is there, or nothing more will be, which the next wait says
+        _take(output, answers, handle)
