@@ -288,7 +288,7 @@ class Engine:
             if isinstance(result, SampleError):
                 deliveries.append(self._fail(row.request_id, "sampling_failed", str(result)))
             else:
-                token_ids[row.request_id] = result
+                token_ids[row.request_id] = result.token_id
         return token_ids
 
     def _sample_row(self, row: PlanRow) -> SampleRow:

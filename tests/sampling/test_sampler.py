@@ -1,126 +1,141 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The sampler against a plain reference with a full sort, alone and in batches, and against the distribution itself."""
+"""The sampler against a plain reference, alone and in batches, and against the distribution itself."""
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.sampling.philox import draw
-from metrale_ray.sampling.processors import top_k_ids, top_p_mask, weights
-from metrale_ray.sampling.sampler import SampleError, SampleRow, sample
+from metrale_ray.sampling.history import TokenHistory
+from metrale_ray.sampling.sampler import Sampled, SampleError, SampleRow, sample
+from metrale_ray.sampling.token_params import TokenParams
+from tests.sampling.reference import Past, Undecided, candidate_weights, choose
+from tests.sampling.test_processors import LOGITS
 
 INF = math.inf
 
 
-class Undecided(Exception):
-    """A running sum meets top_p so closely that sums in floats may fall on either side."""
+def row(position: int = 0, *, seed: int = 1, sequence_index: int = 0, **params: Any) -> SampleRow:
+    return SampleRow(TokenParams(**params), seed, sequence_index, position)
 
 
-def row(position: int = 0, *, seed: int = 1, sequence_index: int = 0, **params: float) -> SampleRow:
-    return SampleRow(SamplingParams(**params), seed, sequence_index, position)  # type: ignore[arg-type]
+def tokens(results: Iterable[Sampled | SampleError]) -> list[int | SampleError]:
+    return [result.token_id if isinstance(result, Sampled) else result for result in results]
 
 
-def reference_weights(logits: list[float], params: SamplingParams) -> dict[int, float]:
-    """The weight of each token that is left, by a full sort; ids ascending."""
-    logits_V = torch.tensor(logits)
-    order = sorted(range(len(logits)), key=lambda i: (-logits_V[i].item(), i))
-    if params.top_k:
-        order = order[: params.top_k]
-    ids_C = torch.tensor(sorted(order))
-    values_C = torch.exp((logits_V[ids_C] - logits_V.max()) / params.temperature)
-    weight = dict(zip(ids_C.tolist(), values_C.tolist(), strict=True))
-    if params.top_p < 1:
-        order = sorted(weight, key=lambda i: (-weight[i], i))
-        wanted, total, kept = sum(map(Fraction, weight.values())) * Fraction(params.top_p), Fraction(0), []
-        for token_id in order:
-            if kept and total >= wanted:
-                break
-            kept.append(token_id)
-            total += Fraction(weight[token_id])
-            if abs(total - wanted) <= Fraction(1, 10**12):
-                raise Undecided
-        weight = {i: weight[i] for i in sorted(kept)}
-    return weight
+def sampled(logits_RV: torch.Tensor, rows: list[SampleRow]) -> list[int | SampleError]:
+    return tokens(sample(logits_RV, rows))
 
 
-def reference_token(logits: list[float], one: SampleRow) -> int:
-    if one.params.is_greedy:
-        return logits.index(max(logits))
-    weight = reference_weights(logits, one.params)
-    target = draw(one.seed, one.sequence_index, one.position) * math.fsum(weight.values())
-    running = 0.0
-    for token_id, value in weight.items():
-        running += value
-        if running > target:
-            return token_id
-    raise AssertionError("the draw is below the total")
+def row_of(params: TokenParams, past: Past) -> SampleRow:
+    """The row as the engine makes it."""
+    history = None
+    if params.needs_history:
+        history = TokenHistory(past.prompt)
+        for token_id in past.output:
+            history.append(token_id)
+    return SampleRow(
+        params, past.seed, past.sequence_index, past.position, history, len(past.output), past.end_token_ids
+    )
 
 
-# Few distinct values, so that ties are common; masked and huge ones among them.
-LOGIT = st.one_of(
-    st.sampled_from([0.0, -0.0, 1.0, 2.0, -INF, -INF, 3e38, -3e38]),
-    st.floats(-30, 30, width=32),
-    st.floats(width=32, allow_nan=False, allow_infinity=False),
-)
-LOGITS = st.lists(LOGIT, min_size=1, max_size=40).filter(lambda values: max(values) > -INF)
-PARAMS = st.builds(
-    SamplingParams,
-    temperature=st.one_of(st.sampled_from([0.0, 0.7, 1.0, 100.0]), st.floats(0.01, 5)),
-    top_k=st.sampled_from([0, 1, 2, 3, 10, 10**6]),
-    top_p=st.one_of(st.sampled_from([1.0, 0.9, 0.37]), st.floats(1e-300, 1.0)),
-)
-ROW = st.builds(SampleRow, PARAMS, st.integers(0, 2**64 - 1), st.integers(0, 3), st.integers(0, 2**40))
-
-
-@given(LOGITS, ROW)
-def test_a_token_is_the_one_that_the_plain_reference_takes(logits: list[float], one: SampleRow) -> None:
-    try:
-        expected = reference_token(logits, one)
-    except Undecided:
-        reject()
-    assert sample(torch.tensor([logits]), [one]) == [expected]
+@st.composite
+def cases(draw: st.DrawFn, vocab_size: int) -> tuple[TokenParams, Past]:
+    """Parameters of every kind, and a past that meets them, over a small vocabulary."""
+    token = st.integers(0, vocab_size - 1)
+    few = st.lists(token, max_size=6)
+    output = draw(st.lists(token, max_size=8))
+    # Bad sequences whose beginning is the output's end are likely this way.
+    endings = [[*output[len(output) - n :], draw(token)] for n in range(len(output) + 1)]
+    bad = draw(st.lists(st.one_of(st.sampled_from(endings), st.lists(token, min_size=1, max_size=3)), max_size=3))
+    some = lambda value: st.one_of(st.just(value[0]), value[1])  # noqa: E731
+    params = TokenParams(
+        temperature=draw(st.one_of(st.sampled_from([0.0, 0.7, 1.0, 100.0]), st.floats(0.01, 5))),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 3, 10, 10**6])),
+        top_p=draw(st.one_of(st.sampled_from([1.0, 1.0, 0.9, 0.37]), st.floats(1e-300, 1.0))),
+        min_p=draw(st.one_of(st.sampled_from([0.0, 0.0, 0.05, 1.0]), st.floats(0, 1))),
+        min_tokens=draw(st.integers(0, 10)),
+        repetition_penalty=draw(some((1.0, st.one_of(st.floats(0.5, 2), st.floats(5e-324, 100))))),
+        presence_penalty=draw(some((0.0, st.floats(-2, 2)))),
+        frequency_penalty=draw(some((0.0, st.floats(-2, 2)))),
+        logit_bias=draw(some(({}, st.dictionaries(token, st.floats(-100, 100), max_size=4)))),
+        allowed_token_ids=draw(some((None, st.lists(token, min_size=1, max_size=10)))),
+        bad_token_ids=bad,
+    )
+    past = Past(
+        prompt=tuple(draw(few)),
+        output=tuple(output),
+        end_token_ids=frozenset(draw(few)),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        sequence_index=draw(st.integers(0, 3)),
+        position=draw(st.integers(0, 2**40)),
+    )
+    return params, past
 
 
 @given(LOGITS, st.data())
-def test_top_k_keeps_exactly_the_first_of_a_full_stable_sort(logits: list[float], data: st.DataObject) -> None:
-    top_k = data.draw(st.integers(1, len(logits)))
-    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
-    assert top_k_ids(torch.tensor(logits), top_k).tolist() == sorted(order[:top_k])
+def test_a_token_is_the_one_that_the_plain_reference_takes(logits: list[float], data: st.DataObject) -> None:
+    params, past = data.draw(cases(len(logits)))
+    try:
+        expected = choose(logits, params, past)
+    except Undecided:
+        reject()
+    (found,) = sampled(torch.tensor([logits]), [row_of(params, past)])
+    if expected is None:
+        assert isinstance(found, SampleError)
+        assert found.code == "no_token_left"
+    else:
+        assert found == expected
 
 
-@given(LOGITS, st.floats(0.01, 100), st.floats(5e-324, 1.0, exclude_max=True))
-def test_top_p_keeps_the_smallest_set_of_largest_weights_that_reaches_the_share(
-    logits: list[float], temperature: float, top_p: float
-) -> None:
-    weights_C = weights(torch.tensor(logits), temperature)
-    kept = top_p_mask(weights_C, top_p).nonzero().flatten().tolist()
-    order = sorted(range(len(logits)), key=lambda i: (-weights_C[i].item(), i))
-    assert kept == sorted(order[: len(kept)])
-    assert len(kept) >= 1
-    total, share = weights_C.double().sum().item(), weights_C[order].double().cumsum(0)
-    assert share[len(kept) - 1] >= (top_p - 1e-12) * total
-    assert len(kept) == 1 or share[len(kept) - 2] < (top_p + 1e-12) * total
+PLAIN: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.6},
+    {"repetition_penalty": 5e-324},
+    {"repetition_penalty": 100.0},
+    {"presence_penalty": 2.0},
+    {"presence_penalty": -2.0},
+    {"frequency_penalty": 1.7},
+    {"frequency_penalty": -0.3},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    {"logit_bias": {token_id: (token_id % 7) * 1.5 - 4 for token_id in range(0, 100, 3)}},
+    {"logit_bias": {5: 100}},
+    {"allowed_token_ids": tuple(range(10, 40))},
+    {"allowed_token_ids": (99,)},
+    {"bad_token_ids": [[token_id] for token_id in range(70)]},
+    {"bad_token_ids": [[9, token_id] for token_id in range(80)] + [[8, 9, token_id] for token_id in range(80, 97)]},
+    {"min_tokens": 16},
+    {"min_p": 0.2},
+    {"min_p": 0.02, "top_k": 20, "top_p": 0.8},
+]
 
 
-def test_top_p_agrees_with_a_full_sort_over_a_large_vocabulary() -> None:
-    generator = torch.Generator().manual_seed(5)
-    for spread in (0.0, 1e-3, 1.0, 8.0):
-        weights_V = weights(torch.randn(50_000, generator=generator) * spread, 1.0)
-        for top_p in (1e-9, 0.1, 0.5, 0.9, 0.999999):
-            values, order = weights_V.double().sort(descending=True, stable=True)
-            sums = values.cumsum(0)
-            count = int((sums < float(sums[-1]) * top_p).sum()) + 1
-            kept = top_p_mask(weights_V, top_p).nonzero().flatten()
-            # Sums of 50 000 floats in two orders may put the cut one token apart.
-            assert abs(kept.numel() - count) <= 1
-            assert torch.equal(kept, order[: kept.numel()].sort().values)
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("values", PLAIN, ids=[" ".join(values) for values in PLAIN])
+def test_each_parameter_does_what_the_plain_reference_does(values: dict[str, Any], temperature: float) -> None:
+    generator = torch.Generator().manual_seed(11)
+    params = TokenParams(temperature=temperature, **values)
+    ends = frozenset(range(0, 100, 2))
+    num_changed = 0
+    for position in range(12):
+        logits_V = torch.randn(100, generator=generator) * 3
+        likely = logits_V.topk(30).indices.tolist()[position % 2 :: 2]  # with the largest, or without it
+        past = Past(tuple(likely[::3]), (*likely[::2], 8, 9), ends, seed=3, position=position)
+        try:
+            expected = choose(logits_V.tolist(), params, past)
+        except Undecided:
+            continue
+        assert sampled(logits_V[None], [row_of(params, past)]) == [expected]
+        num_changed += expected != choose(logits_V.tolist(), TokenParams(temperature=temperature), past)
+    if temperature or "min_p" not in values:
+        assert num_changed > 0, "the parameter has changed no token, so the test tells nothing"
 
 
 @given(st.data())
@@ -129,7 +144,8 @@ def test_a_row_gives_the_same_token_alone_and_at_any_place_of_any_batch(data: st
     batch = data.draw(st.integers(1, 6))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     logits_RV = torch.randn(batch, vocab_size, generator=generator) * 3
-    rows = [data.draw(ROW) for _ in range(batch)]
+    rows = [row_of(*data.draw(cases(vocab_size))) for _ in range(batch)]
+    rows = [replace(one, params=replace(one.params, logprobs=data.draw(st.sampled_from([None, 0, 5])))) for one in rows]
     together = sample(logits_RV, rows)
     alone = [sample(logits_RV[r : r + 1].clone(), [rows[r]])[0] for r in range(batch)]
     order = data.draw(st.permutations(range(batch)))
@@ -149,19 +165,19 @@ def test_a_row_gives_the_same_token_in_a_batch_over_a_large_vocabulary() -> None
 
 def test_greedy_takes_the_first_index_on_a_tie() -> None:
     logits_RV = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0], [-INF, -INF, -0.0, 0.0]])
-    assert sample(logits_RV, [row(temperature=0)] * 3) == [1, 0, 2]
+    assert sampled(logits_RV, [row(temperature=0)] * 3) == [1, 0, 2]
 
 
 def test_top_k_of_one_and_a_tiny_top_p_are_the_greedy_choice_on_ties_too() -> None:
     logits_RV = torch.tensor([[1.0, 3.0, 3.0, 3.0]]).repeat(100, 1)
-    assert sample(logits_RV, [row(p, top_k=1) for p in range(100)]) == [1] * 100
-    assert sample(logits_RV, [row(p, top_p=1e-300) for p in range(100)]) == [1] * 100
+    assert sampled(logits_RV, [row(p, top_k=1) for p in range(100)]) == [1] * 100
+    assert sampled(logits_RV, [row(p, top_p=1e-300) for p in range(100)]) == [1] * 100
 
 
 def test_a_temperature_too_small_for_fp32_is_the_greedy_choice() -> None:
     logits_RV = torch.tensor([[1.0, 3.0, 2.0]])
-    assert sample(logits_RV, [row(temperature=1e-320)]) == [1]
-    assert sample(logits_RV, [row(temperature=2.0**-126)]) == [1]
+    assert sampled(logits_RV, [row(temperature=1e-320)]) == [1]
+    assert sampled(logits_RV, [row(temperature=2.0**-126)]) == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -180,12 +196,12 @@ def test_a_row_that_is_not_finite_fails_alone(bad: list[float], temperature: flo
 
 def test_a_masked_token_is_never_drawn() -> None:
     logits_RV = torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]]).repeat(200, 1)
-    assert set(sample(logits_RV, [row(p, temperature=100.0) for p in range(200)])) == {1, 3}
+    assert set(sampled(logits_RV, [row(p, temperature=100.0) for p in range(200)])) == {1, 3}
 
 
 def test_huge_logits_do_not_overflow() -> None:
     logits_RV = torch.tensor([[3.4e38, -3.4e38, 3.4e38]]).repeat(50, 1)
-    assert set(sample(logits_RV, [row(p) for p in range(50)])) == {0, 2}
+    assert set(sampled(logits_RV, [row(p) for p in range(50)])) == {0, 2}
 
 
 def test_the_logits_are_left_as_they_were() -> None:
@@ -217,21 +233,21 @@ def test_logits_of_a_wrong_shape_or_dtype_are_refused(logits_RV: torch.Tensor, n
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.6),
-        SamplingParams(temperature=1.7, top_k=7),
-        SamplingParams(top_p=0.8),
-        SamplingParams(temperature=1.3, top_k=9, top_p=0.9),
+        TokenParams(),
+        TokenParams(temperature=0.6),
+        TokenParams(temperature=1.7, top_k=7),
+        TokenParams(top_p=0.8),
+        TokenParams(temperature=1.3, top_k=9, top_p=0.9),
     ],
     ids=str,
 )
-def test_the_tokens_follow_the_distribution(params: SamplingParams, scale: int) -> None:
+def test_the_tokens_follow_the_distribution(params: TokenParams, scale: int) -> None:
     num_draws = 5_000 * scale
     logits = [0.3 * i - 0.02 * i * i for i in range(12)]
-    weight = reference_weights(logits, params)
+    weight = candidate_weights(torch.tensor(logits), params)
     counts = dict.fromkeys(weight, 0)
     logits_RV = torch.tensor([logits]).expand(num_draws, -1)
-    for token in sample(logits_RV, [SampleRow(params, 77, 0, position) for position in range(num_draws)]):
+    for token in sampled(logits_RV, [SampleRow(params, 77, 0, position) for position in range(num_draws)]):
         counts[token] += 1  # type: ignore[index]  # a SampleError or a token that was cut fails here
     total = sum(weight.values())
     chi_square = sum((counts[i] - num_draws * w / total) ** 2 / (num_draws * w / total) for i, w in weight.items())

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`TokenHistory`: which tokens one sequence has had, as the penalties and the bad sequences need to know it.
+
+Rules: one per sequence, made with its prompt, told of each token that is generated, in order; it outlives preemption.
+A token costs one look-up and one addition, whatever the length; the arrays are views of what is kept, never rebuilt.
+
+What it leaves out: the sequence itself, which the scheduler has. Tokens of the prompt count as having occurred for
+the repetition penalty alone, and never for the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metrale_ray.sampling.token_params import MAX_BAD_SEQUENCE_TOKENS
+
+_FIRST_ROOM = 64
+
+
+class TokenHistory:
+    """The distinct tokens of one sequence, and how often each was generated."""
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        distinct = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
+        self._size = distinct.size
+        self._ids = np.empty(max(2 * self._size, _FIRST_ROOM), dtype=np.int64)
+        self._ids[: self._size] = distinct
+        self._counts = np.zeros_like(self._ids)
+        self._place = dict(zip(distinct.tolist(), range(self._size), strict=True))
+        self._tail: deque[int] = deque(maxlen=MAX_BAD_SEQUENCE_TOKENS - 1)
+
+    def append(self, token_id: int) -> None:
+        """Note one generated token."""
+        place = self._place.get(token_id)
+        if place is None:
+            place = self._add(token_id)
+        self._counts[place] += 1
+        self._tail.append(token_id)
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """The distinct tokens of prompt and output, int64 [H]. A view, which is good until the next `append`."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each of `token_ids` was generated, int64 [H]; 0 for one of the prompt alone. A view as well."""
+        return self._counts[: self._size]
+
+    @property
+    def last_token_id(self) -> int | None:
+        """The token generated last, or None before the first one."""
+        return self._tail[-1] if self._tail else None
+
+    def tail(self) -> tuple[int, ...]:
+        """The tokens generated last, in order: as many as the longest bad sequence takes to be matched."""
+        return tuple(self._tail)
+
+    def _add(self, token_id: int) -> int:
+        place = self._size
+        if place == self._ids.size:
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[place] = token_id
+        self._place[token_id] = place
+        self._size += 1
+        return place
