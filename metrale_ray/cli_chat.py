@@ -194,7 +194,8 @@ class _Chat:
 
     def _tell_forgotten(self, num_turns: int) -> None:
         if num_turns:
-            _say(f"the context is full: the oldest {num_turns} turn{'s' * (num_turns > 1)} are no longer known")
+            which = "turn is" if num_turns == 1 else f"{num_turns} turns are"
+            _say(f"the context is full: the oldest {which} no longer known")
 
     def _write(self, text: str) -> None:
         self._answers.write(CONTROL.sub("\ufffd", text) if self._answers.isatty() else text)

@@ -17,7 +17,7 @@ from metrale_ray.cli_output import console, write_object
 
 if TYPE_CHECKING:
     from metrale_ray.doctor.facts import ClusterFacts
-    from metrale_ray.doctor.rules import Finding
+    from metrale_ray.doctor.finding import Finding
 
 NO_PROBLEM, PROBLEM = 0, 1
 # Importing torch on a cold, busy node takes tens of seconds.
@@ -31,7 +31,8 @@ def doctor(
     address: str | None, model: str | None, revision: str | None, answers: TextIO, *, timeout_s: float, as_json: bool
 ) -> int:
     """Examine, judge, write, and give the exit code."""
-    from metrale_ray.doctor.rules import has_problem, judge
+    from metrale_ray.doctor.cluster_rules import judge
+    from metrale_ray.doctor.finding import has_problem
 
     facts = _examine(None if address == STARTS_ITS_OWN else address, model, revision, timeout_s)
     findings = judge(facts)
@@ -54,12 +55,12 @@ def _examine(address: str | None, model: str | None, revision: str | None, timeo
 
 
 def _write_json(answers: TextIO, facts: ClusterFacts, findings: Sequence[Finding]) -> None:
-    from metrale_ray.doctor.rules import as_mapping, has_problem
+    from metrale_ray.doctor.finding import as_mapping, has_problem
 
     write_object(
         answers,
         {
-            "ok": not has_problem(list(findings)),
+            "ok": not has_problem(findings),
             "address": facts.address,
             "nodes": [dataclasses.asdict(node) for node in facts.nodes],
             "findings": [as_mapping(finding) for finding in findings],
