@@ -54,12 +54,14 @@ def run_frames(
     read: Reader,
     allowed: tuple[type[MetraleError], ...],
     rank: int | None = None,
+    tally: Tally | None = None,
 ) -> Tally:
     """Give every frame to `read`. Any error that is not `allowed` goes on, with a note that names the frame.
 
     A FrameError, itself or as the cause of LinkLost, must say how many bytes came, and from which rank.
+    A `tally` that is given goes on.
     """
-    tally = Tally()
+    tally = tally or Tally()
     for data in frames:
         tally.num_frames += 1
         started = time.thread_time()
