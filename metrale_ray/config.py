@@ -31,6 +31,7 @@ Phase = Literal["validation", "before", "inside", "after", "reply"]
 PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
 FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", "diverge")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTIONS = ("auto", "sdpa", "flash")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Bytes in each unit: of 1000 as the disk's makers count, of 1024 with an i.
@@ -97,6 +98,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     dtype: str = "auto"
     device: str = "auto"
+    attention: str = "auto"
     ep_protocol: str | None = None
     kv_cache_memory: int | None = None
     block_size: int = 16
@@ -256,6 +258,7 @@ def _check(config: EngineConfig) -> None:
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be a number of seconds above 0")
     _one_of("dtype", config.dtype, DTYPES)
+    _one_of("attention", config.attention, ATTENTIONS)
     _one_of("placement", config.placement, PLACEMENTS)
     _one_of("log_level", config.log_level, LOG_LEVELS)
     _check_texts(config)

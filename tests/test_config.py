@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrale_ray.config import (
+    ATTENTIONS,
     DTYPES,
     FAULT_KINDS,
     LOG_LEVELS,
@@ -32,7 +33,7 @@ from metrale_ray.protocol.versions import ProtocolVersion
 COUNTS = ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len")
 OPTIONAL_COUNTS = ("max_model_len", "kv_cache_memory")
 SECONDS = ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s")
-CHOICES = {"dtype": DTYPES, "placement": PLACEMENTS, "log_level": LOG_LEVELS}
+CHOICES = {"dtype": DTYPES, "attention": ATTENTIONS, "placement": PLACEMENTS, "log_level": LOG_LEVELS}
 
 
 def refusal(**settings: Any) -> str:
@@ -142,7 +143,7 @@ def test_names_may_have_dashes_and_the_batch_size_its_other_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("ep_sise", "'ep_size'"), ("max-batchsize", "'max_batch_size'"), ("zzzz", "known are address, block_size")],
+    [("ep_sise", "'ep_size'"), ("max-batchsize", "'max_batch_size'"), ("zzzz", "known are address, attention, block_size")],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_name(name: str, near: str) -> None:
     with pytest.raises(ConfigError) as caught:

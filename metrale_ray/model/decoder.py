@@ -8,9 +8,11 @@ Shapes: T rows, H hidden, V vocabulary, R rows of logits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from metrale_ray.model.attention.attention import Attention
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.experts.local import LocalExperts
@@ -20,7 +22,7 @@ from metrale_ray.model.layers.activation import ACTIVATIONS
 from metrale_ray.model.layers.linear import Product
 from metrale_ray.model.layers.mlp import DenseMlp
 from metrale_ray.model.layers.norm import rms_norm
-from metrale_ray.model.layers.self_attention import Attention, SelfAttention
+from metrale_ray.model.layers.self_attention import SelfAttention
 from metrale_ray.model.shard_plan import EMBEDDING, FINAL_NORM, HEAD
 from metrale_ray.model.step import Step
 from metrale_ray.model.weights import Weights
@@ -35,7 +37,7 @@ class Decoder:
         self,
         config: DecoderConfig,
         weights: Weights,
-        attention: Attention,
+        attention: Attention[Any],
         collectives: Collectives,
         product: Product,
     ) -> None:
@@ -70,7 +72,7 @@ class _Layer:
         number: int,
         config: DecoderConfig,
         weights: Weights,
-        attention: Attention,
+        attention: Attention[Any],
         collectives: Collectives,
         product: Product,
     ) -> None:

@@ -30,6 +30,7 @@ class KvCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.null_block = num_blocks
         self.null_place = num_blocks * block_size
         num_places = self.null_place + block_size
         self.layers_P2ND = [
@@ -58,3 +59,12 @@ class KvCache:
         """Keys and values at `places` of any shape: [*places.shape, 2, N, D]."""
         layer_P2ND = self.layers_P2ND[layer]
         return layer_P2ND.index_select(0, places.reshape(-1)).view(*places.shape, *layer_P2ND.shape[1:])
+
+    def blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values by block, the null block last: two views [blocks, block_size, N, D] of one tensor.
+
+        Only their last dimension is without gaps: a place holds its keys and then its values.
+        """
+        layer_P2ND = self.layers_P2ND[layer]
+        blocks = layer_P2ND.view(-1, self.block_size, *layer_P2ND.shape[1:])
+        return blocks[:, :, 0], blocks[:, :, 1]

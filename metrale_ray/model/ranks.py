@@ -17,6 +17,7 @@ import torch
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, StartError
+from metrale_ray.model.attention.choose import choose_attention
 from metrale_ray.model.checkpoint import Checkpoint, open_checkpoint
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.decoder_config import DecoderConfig
@@ -89,7 +90,9 @@ def introduce(setup: RankSetup) -> Hello:
         "device": setup.device.type,
         "instructions": instructions(setup.device),
         "threads": str(torch.get_num_threads()) if setup.device.type == "cpu" else "any",
-        "attention": "sdpa",
+        "attention": choose_attention(
+            config.attention, setup.device, setup.dtype, config.block_size, setup.decoder.head_dim
+        ).name,
         "ep_size": str(config.ep_size),
         "block_size": str(config.block_size),
         "max_batch_size": str(config.max_batch_size),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from metrale_ray.model.attention.plan import AttentionPlan, attention_order, plan_attention
+from metrale_ray.model.attention.attention import Attention
+from metrale_ray.model.attention.plan import attention_order
 from metrale_ray.model.contract.sequence import SequenceState
-from metrale_ray.model.kv_cache import KvCache
 from metrale_ray.model.layers.rotary import Rotary
 from metrale_ray.protocol.commands import Logits, Span
 
@@ -29,17 +30,16 @@ class Step:
     token_ids: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    attention: dict[int | None, AttentionPlan]
+    attention: dict[int | None, Any]
     logit_rows: list[int]
 
 
 def plan_step(
     spans: Sequence[Span],
     seqs: Sequence[SequenceState],
-    cache: KvCache,
+    attention: Attention[Any],
     rotary: Rotary,
     windows: Collection[int | None],
-    dtype: torch.dtype,
     device: torch.device,
 ) -> Step:
     """The step that runs `spans`, each of the sequence at the same place in `seqs`.
@@ -55,7 +55,7 @@ def plan_step(
         torch.tensor(token_ids, device=device),
         cos_T1D,
         sin_T1D,
-        {window: plan_attention(packed, states, cache, window, dtype, device) for window in windows},
+        {window: attention.plan(packed, states, window) for window in windows},
         _logit_rows(spans, order),
     )
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import CommandRefused
-from metrale_ray.model.attention.sdpa import SdpaAttention
+from metrale_ray.model.attention.attention import Attention
+from metrale_ray.model.attention.choose import choose_attention
 from metrale_ray.model.checkpoint import Checkpoint
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.contract.ep import Ep
@@ -61,6 +63,10 @@ class TransformerModel(Model):
         self._windows = frozenset(self.decoder_config.windows)
         self._rotary = Rotary(self.decoder_config.rope, self.decoder_config.head_dim, device, dtype)
         self._live: dict[Slot, SequenceState] = {}
+        self._choice = choose_attention(
+            config.attention, device, dtype, config.block_size, self.decoder_config.head_dim
+        )
+        self._attention: Attention[Any] | None = None
         self._decoder: Decoder | None = None
         self._cache: KvCache | None = None
 
@@ -70,7 +76,8 @@ class TransformerModel(Model):
         weights = load_weights(self._plan, self._tensors, self.device, self.dtype, on_progress)
         cache = KvCache(self.decoder_config, num_blocks, self._block_size, self.device, self.dtype)
         product = choose_product(self.device, self.dtype)
-        self._decoder = Decoder(self.decoder_config, weights, SdpaAttention(cache), self._collectives, product)
+        self._attention = self._choice.build(cache)
+        self._decoder = Decoder(self.decoder_config, weights, self._attention, self._collectives, product)
         self._cache = cache
 
     @property
@@ -94,6 +101,7 @@ class TransformerModel(Model):
     def teardown(self) -> None:
         """Release weights, cache and sequences. Calling it twice is allowed."""
         self._decoder = None
+        self._attention = None
         self._cache = None
         self._live.clear()
 
@@ -137,9 +145,9 @@ class TransformerModel(Model):
 
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Span], seqs: Sequence[SequenceState]) -> torch.Tensor | None:
-        if self._decoder is None or self._cache is None:
+        if self._decoder is None or self._attention is None:
             raise CommandRefused("nothing is loaded yet")
-        step = plan_step(spans, seqs, self._cache, self._rotary, self._windows, self.dtype, self.device)
+        step = plan_step(spans, seqs, self._attention, self._rotary, self._windows, self.device)
         x_TH = self._decoder.hidden(step)
         return self._decoder.logits(x_TH, step.logit_rows) if self.rank == 0 else None
 

@@ -8,18 +8,28 @@ G = N/M, D head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
-from metrale_ray.model.attention.plan import AttentionPlan, DecodeGroup, PrefillSpan
+from metrale_ray.model.attention.attention import Attention
+from metrale_ray.model.attention.plan import AttentionPlan, DecodeGroup, PrefillSpan, plan_attention
+from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.model.kv_cache import KvCache
+from metrale_ray.protocol.commands import Span
 
 
-class SdpaAttention:
+class SdpaAttention(Attention[AttentionPlan]):
     """Writes a step's keys and values into the cache, then attends."""
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
+
+    def plan(self, spans: Sequence[Span], seqs: Sequence[SequenceState], window: int | None) -> AttentionPlan:
+        """Groups of single tokens and longer spans, with the places that each attends to."""
+        layer_P2MD = self._cache.layers_P2ND[0]
+        return plan_attention(spans, seqs, self._cache, window, layer_P2MD.dtype, layer_P2MD.device)
 
     def __call__(
         self, layer: int, q_TND: torch.Tensor, k_TMD: torch.Tensor, v_TMD: torch.Tensor, plan: AttentionPlan

@@ -6,19 +6,16 @@ Shapes: T rows, H hidden, N query heads, M kv heads, D head_dim; q, k and v are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from metrale_ray.model.attention.plan import AttentionPlan
+from metrale_ray.model.attention.attention import Attention
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.layers.linear import Product
 from metrale_ray.model.layers.norm import rms_norm
 from metrale_ray.model.layers.rotary import rotate
 from metrale_ray.model.step import Step
-
-# (layer, q [T, N, D], k [T, M, D], v [T, M, D], plan) -> [T, N, D]
-Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
 
 
 class SelfAttention:
@@ -29,7 +26,7 @@ class SelfAttention:
         layer: int,
         config: DecoderConfig,
         weights: dict[str, torch.Tensor],
-        attention: Attention,
+        attention: Attention[Any],
         product: Product,
     ) -> None:
         self._layer = layer

@@ -25,23 +25,29 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=6)
 
 
-def random_step(shape: list[tuple[int, int]], seed: int) -> tuple[list[Span], list[SequenceState], KvCache]:
+def random_step(
+    shape: list[tuple[int, int]],
+    seed: int,
+    block_size: int = BLOCK_SIZE,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[list[Span], list[SequenceState], KvCache]:
     """Spans of (start, length) with their sequences, over a cache of random rows."""
     chance = random.Random(seed)
-    cache = KvCache(read(QWEN3), NUM_BLOCKS, BLOCK_SIZE, CPU, torch.float32)
+    cache = KvCache(read(QWEN3), NUM_BLOCKS, block_size, device, dtype)
     generator = torch.Generator().manual_seed(seed)
     for layer in cache.layers_P2ND:
-        layer[: cache.null_place] = torch.randn(layer[: cache.null_place].shape, generator=generator)
+        layer[: cache.null_place] = torch.randn(layer[: cache.null_place].shape, generator=generator).to(layer)
     blocks = [BlockId(block) for block in range(NUM_BLOCKS)]
     chance.shuffle(blocks)
     spans, seqs = [], []
     for slot, (start, length) in enumerate(shape):
-        table = [blocks.pop() for _ in range(-(-(start + length) // BLOCK_SIZE))]
+        table = [blocks.pop() for _ in range(-(-(start + length) // block_size))]
         spans.append(Span(Slot(slot), start, (0,) * length))
         seqs.append(SequenceState(Slot(slot), start, table))
     for layer in cache.layers_P2ND:  # whatever no sequence owns is NaN
         for block in blocks:
-            layer[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = float("nan")
+            layer[block * block_size : (block + 1) * block_size] = float("nan")
     return spans, seqs, cache
 
 
