@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from metrale_ray.config import EngineConfig, FaultSpec
-from metrale_ray.errors import EngineDead, HandshakeError, MetraleError, StartError
+from metrale_ray.errors import EngineDead, HandshakeError, LinkLost, MetraleError, StartError
 from metrale_ray.head import Head
 from metrale_ray.protocol.front import FrontClient, Output
 from metrale_ray.protocol.keys import new_keys
-from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.worker import Worker
 from tests.fixtures.succ import write_succ
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 30.0
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+GREEDY = TokenParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = TokenParams(temperature=0, max_tokens=3000, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ class Process:
         self._threads = [threading.Thread(target=self._run_loop, daemon=True)]
         self._threads[0].start()
         self.workers = {rank: Worker(self.config, rank, HOST) for rank in range(1, ep_size)}
-        addresses = self.call(self.head.listen({rank: w.public_key for rank, w in self.workers.items()}))
-        for rank, address in addresses.items():
+        self.addresses = self.call(self.head.listen({rank: w.public_key for rank, w in self.workers.items()}))
+        for rank, address in self.addresses.items():
             self._threads.append(threading.Thread(target=self._work, args=(rank, address), daemon=True))
         for thread in self._threads[1:]:
             thread.start()
@@ -209,6 +209,20 @@ def test_questions_after_the_end_are_answered_with_the_last_figures(model: Path)
     process.wait_ended()
     assert process.call(process.head.stats())["epoch"] == 1
     process.close()
+
+
+def test_a_worker_of_an_earlier_launch_is_refused_and_counted_and_the_engine_goes_on(model: Path) -> None:
+    with running(model) as (process, client):
+        for _ in range(2):
+            earlier = Worker(process.config, 1, HOST)
+            with pytest.raises(LinkLost, match="it does not know this process's key"):
+                earlier.run(process.addresses[1])
+            assert tokens_of(client.submit([7], GREEDY)) == list(range(8, 16))
+        stranger = FrontClient(process.head.front_address, new_keys(), process.head.public_key)
+        with stranger, pytest.raises(EngineDead, match="was lost"):
+            stranger.wait_opened(TIMEOUT_S)
+        until(lambda: process.call(process.head.stats())["refused_strangers"] == 3)
+        assert tokens_of(client.submit([7], GREEDY)) == list(range(8, 16))
 
 
 def test_a_failed_load_is_a_start_error_with_rank_and_reason_and_nothing_runs_on(model: Path) -> None:

@@ -119,14 +119,14 @@ def wait_for_refusals(rig: Rig, count: int) -> None:
 
 
 FOREIGN = """
-import pickle, sys, zmq
+import itertools, sys, zmq
 sys.path.insert(0, ".")
 from tests.protocol.strangers import FRAMES
 context = zmq.Context()
-for kind in (zmq.PAIR, zmq.DEALER, zmq.REQ, zmq.PUSH):
+for kind, address in itertools.product((zmq.PAIR, zmq.DEALER, zmq.REQ, zmq.PUSH), sys.argv[1:]):
     stranger = context.socket(kind)
     monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    stranger.connect(sys.argv[1])
+    stranger.connect(address)
     for frame in FRAMES:
         try:
             stranger.send(frame, zmq.NOBLOCK)
@@ -141,11 +141,10 @@ context.destroy(linger=0)
 def test_a_foreign_process_reaches_nobody() -> None:
     link, friend = zmq_pair()
     with running() as rig, raw_front(rig.server.address) as front:
-        for address in (link.address, rig.server.address):
-            foreign = subprocess.Popen([sys.executable, "-c", FOREIGN, address])
-            while foreign.poll() is None:
-                echo(link, friend)
-            assert foreign.returncode == 0
+        foreign = subprocess.Popen([sys.executable, "-c", FOREIGN, link.address, rig.server.address])
+        while foreign.poll() is None:
+            echo(link, friend)
+        assert foreign.returncode == 0
         until(lambda: link.num_refused >= 4, link)
         wait_for_refusals(rig, 4)
         assert rig.messages.empty()
@@ -208,6 +207,65 @@ def test_strangers_that_nobody_looks_at_hold_up_no_traffic() -> None:
     until(lambda: link.num_refused == count, link)
     friend.close()
     link.close()
+
+
+class Wire:
+    """A man in the middle of one connection, who keeps what the calling side says."""
+
+    def __init__(self, address: str) -> None:
+        self.heard = b""
+        self._there = endpoint(address)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._carry)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        caller, _ = self._server.accept()
+        with caller, socket.create_connection(self._there) as listener:
+            back = threading.Thread(target=self._copy, args=(listener, caller, False))
+            back.start()
+            self._copy(caller, listener, True)
+            back.join()
+
+    def _copy(self, source: socket.socket, target: socket.socket, keeps: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.heard += data if keeps else b""
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._thread.join(WAIT_S)
+        self._server.close()
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
+def test_what_was_heard_on_the_wire_is_no_plain_text_and_opens_nothing_when_it_is_said_again() -> None:
+    first = listen()
+    wire = Wire(first.address)
+    friend = ZmqTransport.connect(wire.address, "the head", WORKER_KEYS, HEAD_KEYS.public)
+    friend.send(b"a secret prompt")
+    assert first.receive(WAIT_S) == b"a secret prompt"
+    friend.close()
+    first.close()
+    wire.close()
+    assert b"CURVE" in wire.heard
+    assert b"secret" not in wire.heard
+    second = listen()
+    with socket.create_connection(endpoint(second.address), timeout=WAIT_S) as replay:
+        replay.sendall(wire.heard)
+        hear_the_end(replay)
+    until(lambda: second.num_refused == 1, second)
+    friend = connect(second)
+    echo(second, friend)
+    friend.close()
+    second.close()
 
 
 def test_a_handshake_needs_nobody_at_the_listening_end() -> None:
