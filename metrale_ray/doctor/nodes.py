@@ -57,6 +57,11 @@ class Probe:
         """For each target None when a connection could be made, and the reason when not."""
         return {name: why_unreachable(*target) for name, target in targets.items()}
 
+    def close(self) -> None:
+        """Stop listening."""
+        if self._listener is not None:
+            self._listener.close()
+
 
 def why_unreachable(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
     """Why no connection to `port` on `host` can be made; None when it can."""
