@@ -4,83 +4,27 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.tiny import write_tiny
+from tests.processes import OwnRay, Run, check_nothing_left, until
 
 COMMAND = [sys.executable, "-m", "metrale_ray.cli", "generate"]
-TIMEOUT_S = 200.0
-LEFT_S = 15.0  # so long after its end, nothing of an engine may be left
-RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # these leave by themselves, later
 
 pytestmark = pytest.mark.timeout(300)
 
 
-class Run:
-    """One run of the command line; every process that comes from it carries a mark in its environment."""
+class Cli(Run):
+    """One run of `metrale-ray generate`."""
 
     def __init__(self, *argv: str, **environment: str) -> None:
-        self.mark = f"METRALE-RUN-{uuid.uuid4().hex}"
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by wait()
-        self.process = subprocess.Popen(
-            [*COMMAND, *argv],
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "RUN_MARK": self.mark, **environment},
-            start_new_session=True,  # a signal to it is not one to the tests
-        )
-
-    def wait(self) -> subprocess.CompletedProcess[str]:
-        try:
-            out, _ = self.process.communicate(timeout=TIMEOUT_S)
-        finally:
-            self.process.kill()
-        done = subprocess.CompletedProcess(self.process.args, self.process.returncode, out, self.errors())
-        self._errors.close()
-        return done
-
-    def errors(self) -> str:
-        """What it has written to standard error so far."""
-        size = os.fstat(self._errors.fileno()).st_size
-        return os.pread(self._errors.fileno(), size, 0).decode()
-
-    def left(self) -> dict[int, str]:
-        """The processes that came from this run and still are there."""
-        found = {}
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    name = (folder / "cmdline").read_text().replace("\0", " ")[:80]
-                    if self.mark.encode() in (folder / "environ").read_bytes() and not name.startswith(RAYS_OWN):
-                        found[int(folder.name)] = name
-                except OSError:
-                    continue  # it ended meanwhile, or is not ours
-        return found
-
-
-def until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        threading.Event().wait(0.1)
-    return True
-
-
-def check_nothing_left(run: Run) -> None:
-    assert until(lambda: not run.left(), LEFT_S), run.left()
+        super().__init__([*COMMAND, *argv], **environment)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +42,7 @@ def with_faults(folder: Path, *faults: str) -> list[str]:
 @pytest.mark.ray
 def test_answers_are_lines_of_json_and_a_request_that_is_refused_fails_alone(model: Path) -> None:
     prompts = ["--prompt-token-ids", "1,2,3", "--prompt-token-ids", "999999", "--prompt-token-ids", "7"]
-    run = Run("--model", str(model), *prompts, "--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--json")
+    run = Cli("--model", str(model), *prompts, "--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--json")
     done = run.wait()
     assert done.returncode == 1, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -111,7 +55,7 @@ def test_answers_are_lines_of_json_and_a_request_that_is_refused_fails_alone(mod
 
 
 def test_a_checkpoint_that_is_not_there_is_one_line_and_no_engine_is_started(tmp_path: Path) -> None:
-    done = Run("--model", str(tmp_path), "--prompt", "a").wait()
+    done = Cli("--model", str(tmp_path), "--prompt", "a").wait()
     assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
@@ -122,7 +66,7 @@ def test_a_checkpoint_that_is_not_there_is_one_line_and_no_engine_is_started(tmp
 @pytest.mark.ray
 def test_an_engine_that_ends_has_its_own_exit_code_and_names_rank_and_reason(model: Path, tmp_path: Path) -> None:
     flags = with_faults(tmp_path, "rank: 1, phase: before, kind: kill, cmd: decode")
-    run = Run("--model", str(model), "--ep-size", "2", "--prompt-token-ids", "1,2", *flags)
+    run = Cli("--model", str(model), "--ep-size", "2", "--prompt-token-ids", "1,2", *flags)
     done = run.wait()
     assert done.returncode == 4, done.stderr
     assert "error: rank 1" in done.stderr
@@ -133,7 +77,7 @@ def test_an_engine_that_ends_has_its_own_exit_code_and_names_rank_and_reason(mod
 @pytest.mark.ray
 def test_more_ranks_than_the_machine_has_cores_are_refused_at_once(model: Path) -> None:
     started = time.monotonic()
-    run = Run("--model", str(model), "--ep-size", "1000", "--prompt-token-ids", "1,2")
+    run = Cli("--model", str(model), "--ep-size", "1000", "--prompt-token-ids", "1,2")
     done = run.wait()
     assert done.returncode == 3, done.stderr
     assert "error: 1000 ranks with 1 CPU each" in done.stderr
@@ -148,7 +92,7 @@ def test_an_interrupt_ends_everything(model: Path, tmp_path: Path, when: str) ->
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt_token_ids": [n, 2]}) for n in range(300)))
     long = ["--prompts-file", str(prompts), "--max-tokens", "200", "--ignore-eos", "--num-cpus-per-rank", "0.5"]
-    run = Run("--model", str(model), "--ep-size", "2", *long)
+    run = Cli("--model", str(model), "--ep-size", "2", *long)
     if when == "starting":
         seen = until(lambda: any(name.startswith("ray::") for name in run.left().values()), 60)
     else:
@@ -161,30 +105,11 @@ def test_an_interrupt_ends_everything(model: Path, tmp_path: Path, when: str) ->
     check_nothing_left(run)
 
 
-@pytest.fixture
-def other_ray(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+@pytest.fixture(scope="module")
+def other_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
     """The address of a Ray that was started on its own, with a token, and the environment that lets one in."""
-    token = tmp_path / "token"
-    token.write_text(uuid.uuid4().hex)
-    entry = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    ray = Path(sys.executable).with_name("ray")
-    command = [str(ray), "start", "--head", "--block", "--num-cpus=4", "--port=0", "--include-dashboard=false"]
-    command.append(f"--temp-dir=/tmp/mr-{uuid.uuid4().hex[:6]}")  # short: sockets have a limit
-    log = (tmp_path / "ray.log").open("w+")
-    head = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **entry}, start_new_session=True)
-
-    def address() -> str:
-        text = (tmp_path / "ray.log").read_text()
-        return text.split("--address='", 1)[1].split("'", 1)[0] if "--address='" in text else ""
-
-    try:
-        assert until(lambda: bool(address()) or head.poll() is not None, 60)
-        assert head.poll() is None, (tmp_path / "ray.log").read_text()
-        yield address(), entry
-    finally:
-        os.killpg(head.pid, signal.SIGKILL)
-        head.wait()
-        log.close()
+    with OwnRay(tmp_path_factory.mktemp("ray")) as other:
+        yield other.address, other.entry
 
 
 @pytest.mark.ray
@@ -196,7 +121,7 @@ def test_a_ray_that_runs_already_is_used_and_left_running(
     where = ["--address", address] if by == "flag" else []
     environment = entry if by == "flag" else {**entry, "RAY_ADDRESS": address}
     for _ in range(2):  # the second start finds nothing of the first in its way
-        run = Run("--model", str(model), "--ep-size", "2", "--prompt-token-ids", "1,2", "--json", *where, **environment)
+        run = Cli("--model", str(model), "--ep-size", "2", "--prompt-token-ids", "1,2", "--json", *where, **environment)
         done = run.wait()
         assert done.returncode == 0, done.stderr
         assert len(json.loads(done.stdout)["token_ids"]) > 0
