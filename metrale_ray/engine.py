@@ -3,9 +3,10 @@
 
 Rules. One thread makes every call. A token is delivered only after every rank has said OK to its step. A failed
 command settles nothing, and only the sequence that it belongs to is failed (`scheduler.blame` finds it). LinkLost and
-Desync pass through to the caller, who ends the engine.
+Desync pass through to the caller, who ends the engine. A client's request for n sequences is n requests here, taken or
+refused as a whole; from then on each goes its own way.
 
-It leaves out threads, sockets of fronts, and Ray: `head` has them.
+It leaves out threads, sockets of fronts, Ray and the clock: `head` has them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from metrale_ray.errors import EpCommandFailed, LinkLost, RequestError, SlotPoisoned, StartError
+from metrale_ray.errors import EpCommandFailed, LinkLost, SlotPoisoned, StartError
+from metrale_ray.live import LiveRequest
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
 from metrale_ray.protocol.commands import (
@@ -24,7 +26,6 @@ from metrale_ray.protocol.commands import (
     Decode,
     FreeSlot,
     Load,
-    Logits,
     Ping,
     Progress,
     Rank,
@@ -36,12 +37,15 @@ from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import Kind, Verdict, judge
 from metrale_ray.protocol.versions import ProtocolVersion
-from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.sampling.sampler import SampleError, SampleRow, sample
+from metrale_ray.readout import read_out
+from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.blame import BlameSearch
+from metrale_ray.scheduler.deadlines import Deadlines
 from metrale_ray.scheduler.plan import Plan, PlanRow, plan_command
 from metrale_ray.scheduler.request import Request, RequestId
 from metrale_ray.scheduler.scheduler import Scheduler
+from metrale_ray.vocabulary import check_vocabulary, within
 
 log = logging.getLogger(__name__)
 
@@ -51,38 +55,40 @@ ROWLESS_TRIES = 2
 MAX_BLAME_STEPS = 64
 
 
+_TOO_LATE = (
+    "the request's timeout_s passed before it ended, while it waited or ran; the tokens so far are good. Give it more "
+    "time, ask for fewer tokens, or send it with a lower priority number."
+)
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one request gets from one step. `error` is (code, message) and comes with finish reason "error"."""
+    """What one request gets from one step. `error` is (code, message) and comes with finish reason "error".
+
+    `logprobs` is empty or one per token; `prompt_logprobs` are those of the prompt positions that the step computed.
+    """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     error: tuple[str, str] | None = None
-
-
-@dataclass(slots=True)
-class _Live:
-    """What the engine knows of a request that is not answered yet."""
-
-    params: SamplingParams
-    seed: int
-    was_poisoned: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since start. Steps are commands with rows that succeeded."""
+    """Counts since start. Steps are commands with rows that succeeded. Requests that expired have failed too."""
 
     commands: int = 0
     steps: int = 0
     tokens: int = 0
     failed_commands: int = 0
     failed_requests: int = 0
+    expired_requests: int = 0
     finished_requests: int = 0
     by_failure: dict[str, int] = field(default_factory=dict)
 
@@ -100,6 +106,7 @@ class Engine:
         *,
         step_timeout_s: float,
         seed: int,
+        eos_token_ids: frozenset[int],
         deliver: Callable[[list[Delivery]], None],
     ) -> None:
         self.counters = Counters()
@@ -112,7 +119,9 @@ class Engine:
         self._seed = seed
         self._deliver = deliver
         self._scheduler: Scheduler | None = None
-        self._live: dict[RequestId, _Live] = {}
+        self._eos_token_ids = eos_token_ids
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._deadlines = Deadlines()
         self._search: BlameSearch | None = None
         self._failures: dict[RequestId, Verdict] = {}  # during a search: the last failed step of each row
 
@@ -132,27 +141,59 @@ class Engine:
             raise StartError(f"rank {verdict.rank} could not load: {verdict.message}", rank=verdict.rank)
         self._scheduler = scheduler
 
-    def submit(self, request: Request, params: SamplingParams) -> None:
-        """Take a request. Raises RequestError at once when it can never be served, or not now."""
-        _check_vocabulary(request, params, self._model.vocab_size)
-        self.scheduler.add(request)
-        seed = params.seed if params.seed is not None else _derived_seed(self._seed, request.request_id)
-        self._live[request.request_id] = _Live(params, seed)
+    def submit(
+        self,
+        request_ids: Sequence[RequestId],
+        prompt_token_ids: tuple[int, ...],
+        params: TokenParams,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Take a client's request, one id for each of its `params.n` sequences; ids are never used again.
+
+        `deadline_s` is a time of the clock that `expire` is told. Raises RequestError at once, and takes none of the
+        sequences, when they can never be served, or not now.
+        """
+        vocab_size = self._model.vocab_size
+        check_vocabulary(prompt_token_ids, params, vocab_size)
+        eos = within(self._eos_token_ids.union(params.end_token_ids), vocab_size)
+        stops = frozenset(params.stop_token_ids)
+        ends = stops if params.ignore_eos else stops | eos
+        max_tokens = params.max_tokens if params.max_tokens is not None else self.scheduler.limits.max_model_len
+        wants_prompt = params.prompt_logprobs is not None and len(prompt_token_ids) > 1
+        self.scheduler.add(
+            *(
+                Request(request_id, prompt_token_ids, max_tokens, ends, wants_prompt and index == 0, priority)
+                for index, request_id in enumerate(request_ids)
+            )
+        )
+        seed = params.seed if params.seed is not None else _derived_seed(self._seed, request_ids[0])
+        for index, request_id in enumerate(request_ids):
+            self._live[request_id] = LiveRequest(prompt_token_ids, params, seed, index, stops | eos)
+            if deadline_s is not None:
+                self._deadlines.add(request_id, deadline_s)
 
     def abort(self, request_id: RequestId) -> None:
         """End a request whose client has gone, or whose text has ended; nothing is delivered for it any more."""
-        if self._live.pop(request_id, None) is not None:
+        if self._forget(request_id):
             self.scheduler.abort(request_id)
-            if self._search is not None:
-                self._search.drop(request_id)
 
     def finish(self, request_id: RequestId) -> None:
         """End a request whose text ended at a stop string: like `abort`, and counted as finished."""
-        if self._live.pop(request_id, None) is not None:
+        if self._forget(request_id):
             self.scheduler.finish(request_id)
             self.counters.finished_requests += 1
-            if self._search is not None:
-                self._search.drop(request_id)
+
+    def expire(self, now_s: float) -> None:
+        """Fail the requests whose deadline has come, whether they wait or run, and tell them so.
+
+        Between any two steps, those of a search for a failing row included. What they hold is freed by the next step.
+        """
+        late = self._deadlines.take_late(now_s)
+        if late:
+            self.counters.expired_requests += len(late)
+            self._deliver([self._fail(request_id, "deadline_exceeded", _TOO_LATE) for request_id in late])
 
     def step(self) -> bool:
         """Do the next piece of work, if there is one, and say whether there was. Raises LinkLost or Desync."""
@@ -189,6 +230,7 @@ class Engine:
             "tokens": self.counters.tokens,
             "failed_commands": self.counters.failed_commands,
             "failed_requests": self.counters.failed_requests,
+            "expired_requests": self.counters.expired_requests,
             "finished_requests": self.counters.finished_requests,
             "failures_by_kind": dict(self.counters.by_failure),
             "digest": self._replica.slots.digest.hex(),
@@ -257,49 +299,60 @@ class Engine:
         verdict = self._order(plan_command(rows, self._version))
         if verdict.ok:
             self.counters.steps += 1
-            self._answer(Plan((), tuple(rows)))
+            self._answer(rows)
         else:
             self._failures.update((row.request_id, verdict.of_slot(row.span.slot)) for row in rows)
         return verdict
 
-    def _answer(self, plan: Plan) -> None:
+    def _answer(self, rows: Sequence[PlanRow]) -> None:
         """Sample for the rows that give a token, extend or finish their sequences, and deliver."""
-        deliveries: list[Delivery] = []
-        token_ids = self._sample(plan.rows, deliveries)
-        for emission in self.scheduler.apply(plan, token_ids):
+        readout = read_out(self._replica.logits, rows, self._live)
+        self._replica.logits = None  # they are large, and have been read
+        prompt, sampled = readout.prompt, readout.sampled
+        deliveries = [
+            self._fail(request_id, error.code, error.message, prompt.pop(request_id, ()))
+            for request_id, error in readout.errors.items()
+        ]
+        token_ids = {request_id: each.token_id for request_id, each in sampled.items()}
+        for emission in self.scheduler.apply(Plan((), tuple(rows)), token_ids):
+            request_id = emission.request_id
+            self._live[request_id].note(emission.token_id)
+            logprobs = sampled[request_id].logprobs
             deliveries.append(
-                Delivery(emission.request_id, (emission.token_id,), emission.finish_reason, emission.stop_token_id)
+                Delivery(
+                    request_id,
+                    (emission.token_id,),
+                    emission.finish_reason,
+                    emission.stop_token_id,
+                    None,
+                    () if logprobs is None else (logprobs,),
+                    prompt.pop(request_id, ()),
+                )
             )
             if emission.finish_reason is not None:
-                self._live.pop(emission.request_id, None)
+                self._forget(request_id)
                 self.counters.finished_requests += 1
+        deliveries += [Delivery(request_id, (), None, prompt_logprobs=some) for request_id, some in prompt.items()]
         self.counters.tokens += len(token_ids)
         if deliveries:
             self._deliver(deliveries)
 
-    def _sample(self, rows: Sequence[PlanRow], deliveries: list[Delivery]) -> dict[RequestId, int]:
-        picked = [(index, row) for index, row in _last_logits(rows) if row.samples and row.request_id in self._live]
-        if not picked or self._replica.logits is None:
-            return {}
-        logits_RV = self._replica.logits[[index for index, _ in picked]]
-        samples = sample(logits_RV, [self._sample_row(row) for _, row in picked])
-        token_ids: dict[RequestId, int] = {}
-        for (_, row), result in zip(picked, samples, strict=True):
-            if isinstance(result, SampleError):
-                deliveries.append(self._fail(row.request_id, "sampling_failed", str(result)))
-            else:
-                token_ids[row.request_id] = result.token_id
-        return token_ids
-
-    def _sample_row(self, row: PlanRow) -> SampleRow:
-        live = self._live[row.request_id]
-        return SampleRow(params=live.params, seed=live.seed, sequence_index=0, position=row.span.end)
-
-    def _fail(self, request_id: RequestId, code: str, message: str) -> Delivery:
-        self._live.pop(request_id, None)
+    def _fail(
+        self, request_id: RequestId, code: str, message: str, prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> Delivery:
+        self._forget(request_id)
         self.scheduler.fail(request_id)
         self.counters.failed_requests += 1
-        return Delivery(request_id, (), "error", error=(code, message))
+        return Delivery(request_id, (), "error", error=(code, message), prompt_logprobs=prompt_logprobs)
+
+    def _forget(self, request_id: RequestId) -> bool:
+        """The request has ended; False when it was not here."""
+        if self._live.pop(request_id, None) is None:
+            return False
+        self._deadlines.drop(request_id)
+        if self._search is not None:
+            self._search.drop(request_id)
+        return True
 
     # A failed step -------------------------------------------------------------------------------------------------
 
@@ -350,27 +403,6 @@ def check_links(links: Sequence[HeadLink]) -> None:
         reason = link.lost()
         if reason is not None:
             raise LinkLost(f"rank {link.rank}: {reason}", rank=link.rank)
-
-
-def _check_vocabulary(request: Request, params: SamplingParams, vocab_size: int) -> None:
-    """The head sends nothing that a rank would refuse. Raises RequestError."""
-    for param, ids in (("prompt_token_ids", request.prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
-        if ids and max(ids) >= vocab_size:
-            raise RequestError(
-                f"{param} holds {max(ids)}; token ids of this model are 0 to {vocab_size - 1}. "
-                "Use the checkpoint's own tokenizer.",
-                param=param,
-            )
-
-
-def _last_logits(rows: Sequence[PlanRow]) -> list[tuple[int, PlanRow]]:
-    """The index, among the step's logits, of each row's last position; rows without logits are left out."""
-    found, index = [], 0
-    for row in rows:
-        index += {Logits.NONE: 0, Logits.LAST: 1, Logits.ALL: len(row.span.token_ids)}[row.span.logits]
-        if row.span.logits is not Logits.NONE:
-            found.append((index - 1, row))
-    return found
 
 
 def _client_code(verdict: Verdict) -> str:

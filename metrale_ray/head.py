@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.engine import Delivery, Engine, check_links
@@ -31,7 +31,7 @@ from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Open
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.zmq_transport import ZmqTransport
-from metrale_ray.scheduler.request import Request, RequestId
+from metrale_ray.scheduler.request import RequestId
 from metrale_ray.start import shake_hands, start_engine
 from metrale_ray.worker import HeadAddress
 
@@ -56,29 +56,53 @@ class _Gone:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A request, and when the loop got it (monotonic clock), before it waited for the engine's thread."""
+
+    submit: Submit
+    at_s: float
+
+
+class _Client(NamedTuple):
+    """Which sequence of which request of which front."""
+
+    front: FrontId
+    number: int
+    sequence_index: int
+
+
 @dataclass(slots=True)
 class _Clients:
-    """Which front, and which of its requests, each request of the engine is. The engine thread's own."""
+    """Which sequence of a front's request each request of the engine is. The engine thread's own."""
 
-    by_request: dict[RequestId, tuple[FrontId, int]] = field(default_factory=dict)
-    by_client: dict[tuple[FrontId, int], RequestId] = field(default_factory=dict)
+    by_request: dict[RequestId, _Client] = field(default_factory=dict)
+    by_client: dict[tuple[FrontId, int], dict[int, RequestId]] = field(default_factory=dict)
     next_id: int = 0
 
-    def add(self, front: FrontId, number: int) -> RequestId:
-        request_id = RequestId(self.next_id)
-        self.next_id += 1
-        self.by_request[request_id] = (front, number)
-        self.by_client[front, number] = request_id
-        return request_id
+    def add(self, front: FrontId, number: int, num_sequences: int) -> list[RequestId]:
+        request_ids = [RequestId(self.next_id + index) for index in range(num_sequences)]
+        self.next_id += num_sequences
+        for index, request_id in enumerate(request_ids):
+            self.by_request[request_id] = _Client(front, number, index)
+        self.by_client[front, number] = dict(enumerate(request_ids))
+        return request_ids
 
-    def drop(self, request_id: RequestId) -> tuple[FrontId, int] | None:
+    def drop(self, request_id: RequestId) -> _Client | None:
         client = self.by_request.pop(request_id, None)
         if client is not None:
-            self.by_client.pop(client, None)
+            of_client = self.by_client[client.front, client.number]
+            del of_client[client.sequence_index]
+            if not of_client:
+                del self.by_client[client.front, client.number]
         return client
 
+    def of_client(self, front: FrontId, number: int) -> dict[int, RequestId]:
+        """The live sequences of one request, by index."""
+        return dict(self.by_client.get((front, number), {}))
+
     def of_front(self, front: FrontId) -> list[RequestId]:
-        return [request_id for request_id, (owner, _) in self.by_request.items() if owner == front]
+        return [request_id for request_id, client in self.by_request.items() if client.front == front]
 
 
 class Head:
@@ -168,6 +192,8 @@ class Head:
                 code, text = ("queue_full", "too many requests wait") if full else ("not_ready", "it is not ready yet")
                 self._fronts.post(front, [_refusal(message.request_id, code, text)])
                 return
+            self._inbox.put((front, _Arrived(message, time.monotonic())))
+            return
         self._inbox.put((front, message))
 
     def _tell_fronts(self) -> None:
@@ -246,6 +272,7 @@ class Head:
         worked = False
         while not self._stopping.is_set():
             self._take(engine, wait=not worked)
+            engine.expire(time.monotonic())
             worked = engine.step()
             self._note_stats(engine)
             if worked:
@@ -268,40 +295,61 @@ class Head:
 
     def _handle(self, engine: Engine, front: FrontId | None, message: Any) -> None:
         match message:
-            case Submit() if front is not None:
-                self._submit(engine, front, message)
-            case Abort(number) | Finish(number) if front is not None:
-                self._end_request(engine, front, number, isinstance(message, Finish))
+            case _Arrived(submit, at_s) if front is not None:
+                self._submit(engine, front, submit, at_s)
+            case Abort(number) if front is not None:
+                self._end_sequences(engine, front, number, self._clients.of_client(front, number), "abort")
+            case Finish(number, index) if front is not None:
+                live = self._clients.of_client(front, number)
+                self._end_sequences(engine, front, number, {i: r for i, r in live.items() if i == index}, "stop")
             case _Gone() if front is not None:
                 for request_id in self._clients.of_front(front):
                     self._clients.drop(request_id)
                     engine.abort(request_id)
 
-    def _submit(self, engine: Engine, front: FrontId, message: Submit) -> None:
-        setup, params = self._required_setup(), message.params
-        request_id = self._clients.add(front, message.request_id)
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else setup.checkpoint.eos_token_ids)
-        max_tokens = params.max_tokens if params.max_tokens is not None else setup.max_model_len
-        request = Request(request_id, message.prompt_token_ids, max_tokens, ends)
+    def _submit(self, engine: Engine, front: FrontId, submit: Submit, arrived_s: float) -> None:
+        number, timeout_s = submit.request_id, submit.timeout_s
+        if self._clients.of_client(front, number):
+            text = f"request {number} of this front is not answered yet; give each request an id of its own"
+            self._refuse(front, _refusal(number, "duplicate_request_id", text))
+            return
+        request_ids = self._clients.add(front, number, submit.params.n)
         try:
-            engine.submit(request, params)
+            engine.submit(
+                request_ids,
+                submit.prompt_token_ids,
+                submit.params,
+                priority=submit.priority,
+                deadline_s=None if timeout_s is None else arrived_s + timeout_s,
+            )
         except RequestError as error:
-            self._clients.drop(request_id)
-            refusal = {front: [_refusal(message.request_id, error.code, error.message)]}
-            self._loop.call_soon_threadsafe(self._post, refusal)
+            for request_id in request_ids:
+                self._clients.drop(request_id)
+            self._refuse(front, _refusal(number, error.code, error.message))
 
-    def _end_request(self, engine: Engine, front: FrontId, number: int, finished: bool) -> None:
-        request_id = self._clients.by_client.get((front, number))
-        if request_id is None:
-            return  # it was answered while this message was on its way
-        self._clients.drop(request_id)
-        if finished:
-            engine.finish(request_id)
-        else:
-            engine.abort(request_id)
+    def _refuse(self, front: FrontId, refusal: Output) -> None:
+        self._loop.call_soon_threadsafe(self._post, {front: [refusal]})
+
+    def _end_sequences(
+        self,
+        engine: Engine,
+        front: FrontId,
+        number: int,
+        live: Mapping[int, RequestId],
+        reason: Literal["stop", "abort"],
+    ) -> None:
+        """End these sequences of a request; those that are not `live` were answered while the message came."""
+        if not live:
+            return
+        for request_id in live.values():
+            self._clients.drop(request_id)
+            if reason == "stop":
+                engine.finish(request_id)
+            else:
+                engine.abort(request_id)
         self._note_stats(engine)
-        answer = Output(number, 0, (), "stop" if finished else "abort")
-        self._loop.call_soon_threadsafe(self._post, {front: [answer]})
+        answers = [Output(number, index, (), reason) for index in live]
+        self._loop.call_soon_threadsafe(self._post, {front: answers})
 
     def _note_stats(self, engine: Engine) -> None:
         """Before anybody is told of a step, and after each."""
@@ -314,7 +362,7 @@ class Head:
             request_id = delivery.request_id
             client = self._clients.drop(request_id) if ended else self._clients.by_request.get(request_id)
             if client is not None:
-                outputs.setdefault(client[0], []).append(_output(client[1], delivery))
+                outputs.setdefault(client.front, []).append(_output(client, delivery))
         if self._engine is not None:
             self._note_stats(self._engine)  # whoever has its last token finds it in the figures
         self._loop.call_soon_threadsafe(self._post, outputs)
@@ -339,8 +387,17 @@ class Head:
 
 
 def _refusal(number: int, code: str, message: str) -> Output:
-    return Output(number, 0, (), "error", None, (code, message))
+    return Output(number, 0, (), "error", None, (code, message), is_refusal=True)
 
 
-def _output(number: int, delivery: Delivery) -> Output:
-    return Output(number, 0, delivery.token_ids, delivery.finish_reason, delivery.stop_token_id, delivery.error)
+def _output(client: _Client, delivery: Delivery) -> Output:
+    return Output(
+        client.number,
+        client.sequence_index,
+        delivery.token_ids,
+        delivery.finish_reason,
+        delivery.stop_token_id,
+        delivery.error,
+        delivery.logprobs,
+        delivery.prompt_logprobs,
+    )

@@ -68,6 +68,7 @@ def start_engine(
         version,
         step_timeout_s=config.step_timeout_s,
         seed=config.seed,
+        eos_token_ids=setup.checkpoint.eos_token_ids,
         deliver=deliver,
     )
     engine.start(Scheduler(_scheduler_limits(setup, num_blocks)), num_blocks, on_load)

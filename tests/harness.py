@@ -21,20 +21,23 @@ from metrale_ray.model.ranks import RankSetup, open_rank
 from metrale_ray.protocol.commands import Rank
 from metrale_ray.protocol.link import HeadLink, WorkerLink
 from metrale_ray.protocol.transport import memory_pair
-from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.scheduler.request import Request, RequestId
+from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.token_params import TokenParams
+from metrale_ray.scheduler.request import RequestId
 from metrale_ray.start import shake_hands, start_engine
 from metrale_ray.worker import Worker
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+GREEDY = TokenParams(temperature=0, max_tokens=8, ignore_eos=True)
 EPOCH = 1
 
 
 @dataclass
 class Answer:
-    """What one request got."""
+    """What one sequence got."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     error: tuple[str, str] | None = None
     answers: int = 0  # how often it was told that it has ended
@@ -61,12 +64,19 @@ class Driver:
         self.answers = answers
         self._next = 0
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams = GREEDY, stop_ids: Sequence[int] = ()) -> int:
-        number, self._next = self._next, self._next + 1
-        self.answers[number] = Answer()
-        ends = frozenset(params.stop_token_ids) | frozenset(stop_ids)
-        max_tokens = params.max_tokens if params.max_tokens is not None else 10**9
-        self.engine.submit(Request(RequestId(number), tuple(prompt), max_tokens, ends), params)
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: TokenParams = GREEDY,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> int:
+        """The number of the first of `params.n` sequences; the others have the numbers that follow."""
+        number, self._next = self._next, self._next + params.n
+        request_ids = [RequestId(number + index) for index in range(params.n)]
+        self.answers.update((request_id, Answer()) for request_id in request_ids)
+        self.engine.submit(request_ids, tuple(prompt), params, priority=priority, deadline_s=deadline_s)
         return number
 
     def run(self, max_steps: int = 10_000) -> None:
@@ -133,6 +143,8 @@ def _into(answers: dict[int, Answer]) -> Callable[[list[Delivery]], None]:
             answer = answers[delivery.request_id]
             assert answer.finish_reason is None, "a token or an end after the end"
             answer.token_ids += delivery.token_ids
+            answer.logprobs += delivery.logprobs
+            answer.prompt_logprobs += delivery.prompt_logprobs
             if delivery.finish_reason is not None:
                 answer.answers += 1
                 answer.finish_reason, answer.error = delivery.finish_reason, delivery.error

@@ -13,12 +13,12 @@ import torch
 from metrale_ray.errors import HandshakeError, LinkLost, RequestError
 from metrale_ray.protocol.commands import FreeSlot, Slot
 from metrale_ray.protocol.verdict import Kind
-from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.token_params import TokenParams
 from tests.fixtures.tiny import FAMILIES, VOCAB_SIZE, reference, write_tiny
 from tests.harness import Driver, run_engine
 
 NEW_TOKENS = 32
-GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+GREEDY = TokenParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 LENGTHS = (1, 2, 3, 7, 16, 17, 40, 100)
 
 
@@ -27,7 +27,7 @@ def prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-def submit_all(params: SamplingParams = GREEDY, many: list[list[int]] | None = None) -> Any:
+def submit_all(params: TokenParams = GREEDY, many: list[list[int]] | None = None) -> Any:
     def script(driver: Driver) -> None:
         for prompt in many or prompts():
             driver.submit(prompt, params)
@@ -103,7 +103,7 @@ def test_the_order_in_which_ranks_run_changes_nothing(qwen: Path, seed: int) -> 
 def test_a_seeded_draw_is_the_same_alone_in_a_batch_after_preemption_and_at_every_number_of_ranks(
     qwen: Path, ep_size: int
 ) -> None:
-    params = SamplingParams(temperature=1.3, top_k=40, top_p=0.9, seed=7, max_tokens=20, ignore_eos=True)
+    params = TokenParams(temperature=1.3, top_k=40, top_p=0.9, seed=7, max_tokens=20, ignore_eos=True)
     alone = run_engine(qwen, submit_all(params, [prompts()[5]]), max_model_len=160).tokens()[0]
     together = run_engine(qwen, submit_all(params), ep_size=ep_size, max_model_len=160)
     squeezed = run_engine(
@@ -115,7 +115,7 @@ def test_a_seeded_draw_is_the_same_alone_in_a_batch_after_preemption_and_at_ever
 
 
 def test_unseeded_requests_differ_from_one_another_and_not_from_run_to_run(qwen: Path) -> None:
-    params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
+    params = TokenParams(temperature=1.5, max_tokens=12, ignore_eos=True)
     same = [prompts()[4]] * 4
     first = run_engine(qwen, submit_all(params, same), max_model_len=160).tokens()
     assert len({tuple(tokens) for tokens in first}) == 4
@@ -166,7 +166,7 @@ def test_a_stop_token_ends_the_text_and_is_named(qwen: Path) -> None:
     stop = whole[5]
 
     def script(driver: Driver) -> None:
-        driver.submit(prompts()[3], SamplingParams(temperature=0, max_tokens=32, stop_token_ids=(stop,)))
+        driver.submit(prompts()[3], TokenParams(temperature=0, max_tokens=32, stop_token_ids=(stop,)))
         driver.run()
 
     answer = run_engine(qwen, script, ep_size=2, max_model_len=160).answers[0]
@@ -197,7 +197,7 @@ def test_ranks_that_differ_are_refused_and_every_rank_is_told_each_difference(
     outcome = run_engine(qwen, submit_all(), ep_size=3, max_model_len=160)
     for error in (outcome.head_error, *outcome.left.values()):
         assert isinstance(error, HandshakeError)
-        assert "threads: rank 0 has '1', rank 1 has '7'" in error.message
+        assert "threads: rank 0 has '1', rank 1 on memory has '7'" in error.message
         assert "build: rank 0 has" in error.message
 
 

@@ -248,5 +248,5 @@ def test_ranks_that_differ_refuse_to_start(model: Path, monkeypatch: pytest.Monk
     failure = process.wait_ended()
     assert isinstance(failure, HandshakeError)
     assert isinstance(process.worker_errors[1], HandshakeError)
-    assert "torch: rank 0 has" in failure.message
+    assert "torch: rank 0 on 127.0.0.1 has" in failure.message
     process.close()

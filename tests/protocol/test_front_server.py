@@ -30,10 +30,10 @@ from metrale_ray.protocol.front.messages import (
     Submit,
 )
 from metrale_ray.protocol.front.server import FrontId, FrontServer
-from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.token_params import TokenParams
 from tests.protocol.front_rig import HEAD_KEYS, OPENED, WAIT_S, Rig, raw_front, running
 
-SUBMIT = Submit(9, (1, 2, 3), SamplingParams(seed=2**64 - 1, stop=["x"]))
+SUBMIT = Submit(9, (1, 2, 3), TokenParams(seed=2**64 - 1, n=2))
 
 
 def test_requests_arrive_whole_and_outputs_come_back() -> None:
