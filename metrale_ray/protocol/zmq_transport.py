@@ -10,8 +10,9 @@ dropped before it becomes the socket's one peer, so that it can neither speak no
 no key at once, and one that says nothing after HANDSHAKE_TIMEOUT_MS. A peer that comes meanwhile is let in, and only
 the news of its loss may be late by that time. Of two connections with the right key the first is the peer.
 
-What is left out: a limit on connections. Each stranger holds one descriptor until it is dropped, so whoever can
-open thousands of them in a few seconds can use them up: who may reach the port is the network's matter.
+What is left out: a limit on connections. Until it is dropped a stranger holds one descriptor and as much memory as it
+sends, up to one frame, for ZeroMQ has no lower bound before the handshake. Whoever can open hundreds of connections in
+a few seconds can use these up: who may reach the port is the network's matter.
 """
 
 from __future__ import annotations
