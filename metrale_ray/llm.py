@@ -33,6 +33,7 @@ from metrale_ray.serve.front import Front
 from metrale_ray.serve.outputs import RequestOutput
 from metrale_ray.serve.prompts import Prompt, PromptRequest
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
+from metrale_ray.serve.turns import Turns
 
 Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
@@ -239,15 +240,16 @@ class LLM:
 
     def _read(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """The items of the loop's thread, in the caller's."""
+        turns = Turns(items)
         try:
             while True:
                 try:
-                    yield self._wait(_next(items))
+                    yield self._wait(turns.next())
                 except StopAsyncIteration:
                     return
         finally:
             if not self._closed:
-                self._wait(items.aclose())
+                self._wait(turns.close())
 
     async def _all(self, requests: Sequence[PromptRequest], progress: bool) -> AsyncGenerator[RequestOutput, None]:
         with counted(len(requests), "prompts", shown=progress) as advance:
@@ -312,7 +314,3 @@ async def _cancel_all() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _next(items: AsyncGenerator[T, None]) -> T:
-    return await anext(items)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -21,7 +22,6 @@ import ray
 from metrale_ray import LLM, SamplingParams
 from metrale_ray.config import FaultSpec
 from metrale_ray.errors import CheckpointError, ConfigError, EngineDead, PlacementError, RequestError, StartError
-from metrale_ray.llm import _listed
 from metrale_ray.serve.text import load_tokenizer
 from tests.fixtures.succ import write_succ
 from tests.fixtures.tiny import VOCAB_SIZE, write_tiny
@@ -234,12 +234,6 @@ def test_a_request_that_is_refused_leaves_the_others_alone(model: Path, expected
     assert outputs[1].outputs[0].token_ids == expected[1]
 
 
-@pytest.mark.parametrize("prompts", [None, [3.5], [[1, "a"]], [True], {"prompt": "a"}])
-def test_what_is_no_prompt_is_refused_with_what_is(model: Path, prompts: Any) -> None:
-    with pytest.raises(RequestError, match="give a text, a list of token ids, or a list of these"):
-        _listed(prompts)
-
-
 def test_mistakes_that_files_show_are_found_before_anything_starts(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, "qwen3_moe")
     config = json.loads((folder / "config.json").read_text())
@@ -267,6 +261,29 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_succ(folder, successors)
 
 
+def check_several_answers(llm: LLM, params: SamplingParams) -> None:
+    """What goes through the driver: n answers, log probabilities, bad words, priority, time limit."""
+    several = dataclasses.replace(params, n=2, max_tokens=3, logprobs=1, prompt_logprobs=0, bad_words=["d"])
+    each = llm.generate_each(["a", "x"], several, priority=[1, 0], timeout_s=60, progress=False)
+    assert [result.prompt for result in each] == ["a", "x"]
+    (result,) = llm.chat([{"role": "user", "content": "c"}], several, priority=1, timeout_s=60)
+    assert result.prompt_logprobs is not None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+    for answer in result.outputs:
+        assert answer.logprobs is not None
+        assert len(answer.logprobs) == len(answer.token_ids)
+    streamed = list(llm.stream("c", several))
+    assert streamed[-1].finished
+    for index in (0, 1):
+        text = streamed[-1].outputs[index].text
+        assert "d" not in text
+        assert "".join(item.outputs[index].delta for item in streamed) == text
+    with pytest.raises(RequestError, match="prompt 1: prompt holds 320"):
+        llm.generate(["a", [VOCAB_SIZE]], params)
+    with pytest.raises(RequestError, match="2 prompts were given and one can be streamed"):
+        llm.stream(["a", "b"], params)  # type: ignore[list-item]
+
+
 def test_text_goes_in_and_comes_out_the_same_at_every_number_of_ranks(speaking: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
     for ep_size in (1, 2):
@@ -280,6 +297,7 @@ def test_text_goes_in_and_comes_out_the_same_at_every_number_of_ranks(speaking: 
             assert len(pieces) > 1
             chat = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(temperature=0, max_tokens=1))
             assert chat[0].prompt_token_ids[-1] == llm.tokenizer.encode(" ")[0]  # type: ignore[union-attr]
+            check_several_answers(llm, params)
             assert wait_until(lambda: llm.stats()["running"] == 0, 5)  # the stopped one too was ended on every rank
 
 

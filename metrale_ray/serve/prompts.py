@@ -117,7 +117,7 @@ class Preparation:
         most = self._opened.max_model_len - 1  # the answer has at least one
         text = prompt if isinstance(prompt, str) else None
         if text is not None and len(text) > self._opened.max_model_len * CHARACTERS_PER_TOKEN:
-            return text, (), _too_long(f"{len(text)} characters", most)
+            return text, (), self._too_long(f"{len(text)} characters", f"{most} tokens")
         token_ids = self._encode(prompt) if isinstance(prompt, str) else tuple(prompt)
         if not token_ids:
             raise RequestError(
@@ -126,9 +126,17 @@ class Preparation:
                 param="prompt",
             )
         if len(token_ids) > most:
-            return text, token_ids, _too_long(f"{len(token_ids)} tokens", most)
+            return text, token_ids, self._too_long(f"{len(token_ids)} tokens", str(most))
         _check_ids("prompt", token_ids, self._opened.vocab_size)
         return text, token_ids, None
+
+    def _too_long(self, given: str, allowed: str) -> tuple[str, str]:
+        """The refusal that the head would give."""
+        return (
+            "context_length_exceeded",
+            f"the prompt has {given}; at most {allowed} are allowed, as max_model_len is "
+            f"{self._opened.max_model_len} and counts the answer too. Shorten the prompt.",
+        )
 
     def _encode(self, text: str) -> tuple[int, ...]:
         if self._tokenizer is None:
@@ -221,11 +229,3 @@ def _check_no_texts(params: SamplingParams) -> None:
     for name, instead in (("stop", "stop_token_ids"), ("bad_words", "bad_token_ids")):
         if getattr(params, name):
             raise RequestError(f"{name} needs a tokenizer, and this checkpoint has none; use {instead}", param=name)
-
-
-def _too_long(given: str, most: int) -> tuple[str, str]:
-    return (
-        "context_length_exceeded",
-        f"the prompt has {given}; at most {most} tokens are allowed, as max_model_len is {most + 1} and counts the "
-        "answer too. Shorten the prompt.",
-    )

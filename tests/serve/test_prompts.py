@@ -161,7 +161,9 @@ def test_a_prompt_that_is_too_long_is_not_sent_and_leaves_the_others_alone(lengt
         assert long.refusal is not None
         code, message = long.refusal
         assert code == "context_length_exceeded"
-        assert "at most 99 tokens are allowed, as max_model_len is 100" in message
+        unit = "tokens" if long.token_ids else "characters"
+        assert message.startswith(f"the prompt has {length} {unit}; at most 99 ")
+        assert "are allowed, as max_model_len is 100 and counts the answer too" in message
 
 
 def test_a_text_that_is_far_too_long_is_not_even_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
