@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from metrale_ray.sampling.history import TokenHistory
 from metrale_ray.sampling.token_params import TokenParams
 
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = 2.0**128 - 2.0**104  # the largest fp32
 
 
 def add_penalties(logits_V: NDArray[np.float32], params: TokenParams, history: TokenHistory) -> None:

@@ -32,6 +32,7 @@ MIN_TEMPERATURE = 2.0**-126
 _TOP_K_DEPTH = 64
 # Below it, min_p comes near the smallest fp32 weights, whose rounding is too coarse to choose by the logits.
 _MIN_P_BY_LOGITS = 1e-30
+_LOWEST = -(2.0**128 - 2.0**104)  # of the finite fp32
 # A weight's sign, exponent and three highest bits of its fraction: about a thousand buckets from 0 to 1, each at most
 # an eighth wide. For floats of one sign the order of the bits is the order of the values.
 _BUCKET_SHIFT = 20
@@ -124,7 +125,7 @@ def _preselected(logits_V: Floats, peak: float, params: TokenParams) -> Ids | No
     if params.min_p >= _MIN_P_BY_LOGITS:
         # A little lower than it must be: the weights decide, and their rounding is not that of this line.
         bound = peak + params.temperature * (1.0001 * math.log(params.min_p) - 0.0001)
-        return np.flatnonzero(logits_V >= np.float32(max(bound, float(np.finfo(np.float32).min))))
+        return np.flatnonzero(logits_V >= np.float32(max(bound, _LOWEST)))
     return None
 
 

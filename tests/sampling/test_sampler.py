@@ -14,7 +14,8 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from metrale_ray.sampling.history import TokenHistory
-from metrale_ray.sampling.sampler import Sampled, SampleError, SampleRow, sample
+from metrale_ray.sampling.prepared import prepared
+from metrale_ray.sampling.sampler import Sampled, SampleError, SampleRow, _sample_from_device, sample
 from metrale_ray.sampling.token_params import TokenParams
 from tests.sampling.reference import Past, Undecided, candidate_weights, choose
 from tests.sampling.test_processors import LOGITS
@@ -139,13 +140,15 @@ def test_each_parameter_does_what_the_plain_reference_does(values: dict[str, Any
 
 
 @given(st.data())
-def test_a_row_gives_the_same_token_alone_and_at_any_place_of_any_batch(data: st.DataObject) -> None:
+def test_a_row_gives_the_same_alone_and_at_any_place_of_any_batch(data: st.DataObject) -> None:
     vocab_size = data.draw(st.integers(1, 70))
     batch = data.draw(st.integers(1, 6))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     logits_RV = torch.randn(batch, vocab_size, generator=generator) * 3
-    rows = [row_of(*data.draw(cases(vocab_size))) for _ in range(batch)]
-    rows = [replace(one, params=replace(one.params, logprobs=data.draw(st.sampled_from([None, 0, 5])))) for one in rows]
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"top_k": 3, "logprobs": 2}, {"top_p": 0.5, "min_p": 0.1}]
+    rows = [row(position, **data.draw(st.sampled_from(kinds))) for position in range(batch - 1)]
+    params, past = data.draw(cases(vocab_size))
+    rows.append(row_of(replace(params, logprobs=data.draw(st.sampled_from([None, 0, 5]))), past))
     together = sample(logits_RV, rows)
     alone = [sample(logits_RV[r : r + 1].clone(), [rows[r]])[0] for r in range(batch)]
     order = data.draw(st.permutations(range(batch)))
@@ -154,13 +157,112 @@ def test_a_row_gives_the_same_token_alone_and_at_any_place_of_any_batch(data: st
     assert shuffled == [together[r] for r in order]
 
 
-def test_a_row_gives_the_same_token_in_a_batch_over_a_large_vocabulary() -> None:
+EVERY_KIND: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 20},
+    {"temperature": 0.7, "top_p": 0.99, "logprobs": 0},
+    {"top_k": 50},
+    {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "logprobs": 5},
+    {"min_p": 1e-4},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"presence_penalty": -1.0, "logit_bias": {7: 5.0}, "top_p": 0.5},
+    {"allowed_token_ids": tuple(range(0, 1000, 5))},
+    {"bad_token_ids": ((1,), (2, 3)), "temperature": 0.0},
+    {"min_tokens": 10, "temperature": 2.0},
+]
+
+
+def test_a_row_among_sixteen_others_over_a_large_vocabulary_gives_what_it_gives_alone() -> None:
     generator = torch.Generator().manual_seed(9)
-    logits_RV = torch.randn(9, 32_003, generator=generator)  # odd, so that rows start at every alignment
-    rows = [row(position, top_p=1.0 if position % 2 else 0.99) for position in range(9)]
+    logits_RV = torch.randn(17, 32_003, generator=generator)  # odd, so that rows start at every alignment
+    past = Past(prompt=tuple(range(100)), output=(2, 5, 5, 2), end_token_ids=frozenset({2, 9}))
+    rows = [row_of(TokenParams(**EVERY_KIND[r % 12]), replace(past, position=r)) for r in range(17)]
     together = sample(logits_RV, rows)
-    assert together == [sample(logits_RV[r : r + 1].clone(), [rows[r]])[0] for r in range(9)]
-    assert together == sample(torch.randn(9, 2 * 32_003).new_empty(9, 2 * 32_003)[:, ::2].copy_(logits_RV), rows)
+    assert together == [sample(logits_RV[r : r + 1].clone(), [rows[r]])[0] for r in range(17)]
+    assert together == sample(logits_RV.repeat_interleave(2, dim=1)[:, ::2], rows)
+    assert together[::-1] == sample(logits_RV.flip(0), rows[::-1])
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    logits_RV = torch.randn(12, 100_003, generator=torch.Generator().manual_seed(10)) * 2
+    rows = [row_of(TokenParams(**{"logprobs": 3} | values), Past(prompt=(1, 2))) for values in EVERY_KIND]
+    num_threads = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(sample(logits_RV, rows))
+    torch.set_num_threads(num_threads)
+    assert found[0] == found[1] == found[2]
+
+
+def test_rows_on_a_device_are_fetched_only_when_needed_and_give_the_same() -> None:
+    logits_RV = torch.randn(12, 1000, generator=torch.Generator().manual_seed(12)) * 2
+    rows = [row_of(TokenParams(**values), Past(prompt=(1, 2), position=5)) for values in EVERY_KIND]
+    assert _sample_from_device(logits_RV, rows) == sample(logits_RV, rows)
+    logits_RV[[1, 5], 3] = math.nan
+    bad = SampleError("bad_logits", "the logits of position 5 are not finite numbers")
+    assert _sample_from_device(logits_RV, rows) == sample(logits_RV, rows)
+    assert [r for r, result in enumerate(_sample_from_device(logits_RV, rows)) if result == bad] == [1, 5]
+
+
+def test_parameters_that_change_nothing_cost_nothing() -> None:
+    idle = TokenParams(repetition_penalty=1.0, presence_penalty=-0.0, logit_bias={3: 0.0}, min_tokens=4)
+    assert not prepared(idle).changes_logits
+    assert not idle.needs_history
+    assert prepared(idle) is prepared(idle), "what is known of the parameters is made once"
+    busy: list[dict[str, Any]] = [
+        {"presence_penalty": 0.1},
+        {"logit_bias": {3: 0.1}},
+        {"allowed_token_ids": [1]},
+        {"bad_token_ids": [[1]]},
+        {"bad_token_ids": [[1, 2]]},
+    ]
+    assert all(prepared(TokenParams(**values)).changes_logits for values in busy)
+
+
+def test_the_end_is_not_chosen_before_min_tokens_and_is_chosen_then() -> None:
+    logits_RV = torch.tensor([[0.0, 9.0, 5.0, 1.0]])
+    params = TokenParams(temperature=0, min_tokens=2)
+    ends = frozenset({1, 2, 4, 2**32 - 1})  # the last two are not in the vocabulary
+    early, due = [SampleRow(params, 1, 0, 9, None, generated, ends) for generated in (1, 2)]
+    assert sampled(logits_RV, [early]) == [3]
+    assert sampled(logits_RV, [due]) == [1]
+
+
+def test_a_bad_sequence_counts_what_was_generated_and_never_the_prompt() -> None:
+    params = TokenParams(temperature=0, bad_token_ids=[[5, 6, 1]])
+    logits_RV = torch.tensor([[0.0, 9.0, 5.0, 1.0]])
+    histories = [TokenHistory(prompt) for prompt in ((5, 6), (5,), (), ())]
+    for history, output in zip(histories, ((), (6,), (5, 6), (5, 6, 7)), strict=True):
+        for token_id in output:
+            history.append(token_id)
+    rows = [SampleRow(params, 1, 0, 2, history) for history in histories]
+    assert sampled(logits_RV.expand(4, -1), rows) == [1, 1, 2, 1]
+
+
+def test_a_penalty_leaves_a_masked_token_masked_and_makes_none_certain() -> None:
+    logits_RV = torch.tensor([[-INF, 3.4e38, 3.4e38, -3.4e38]])
+    for penalty in (5e-324, 1e-40, 0.5, 2.0, 100.0):
+        params = TokenParams(repetition_penalty=penalty, frequency_penalty=2.0)
+        rows = [row_of(params, Past(prompt=(0, 1, 2, 3), position=position)) for position in range(40)]
+        assert set(sampled(logits_RV.expand(40, -1), rows)) == {1, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_in_which_no_token_is_left_fails_alone(temperature: float) -> None:
+    logits_RV = torch.tensor([[0.5, -INF, 4.0]]).repeat(3, 1)
+    masks: dict[str, Any] = {"allowed_token_ids": [1, 2], "bad_token_ids": [[2]], "logit_bias": {1: 100}}
+    good = row(temperature=temperature)
+    none_left = row_of(TokenParams(temperature=temperature, logprobs=3, **masks), Past(position=7))
+    results = sample(logits_RV, [good, none_left, good])
+    assert results[1] == SampleError("no_token_left", "the parameters forbid every token at position 7")
+    assert [results[0], results[2]] == sample(logits_RV[:2], [good, good])
+
+
+def test_a_row_that_lacks_its_history_is_refused() -> None:
+    with pytest.raises(ValueError, match="position 3 has penalties or bad sequences and no history"):
+        sample(torch.zeros(1, 4), [row(3, presence_penalty=0.5)])
 
 
 def test_greedy_takes_the_first_index_on_a_tie() -> None:
@@ -242,7 +344,7 @@ def test_logits_of_a_wrong_shape_or_dtype_are_refused(logits_RV: torch.Tensor, n
     ids=str,
 )
 def test_the_tokens_follow_the_distribution(params: TokenParams, scale: int) -> None:
-    num_draws = 5_000 * scale
+    num_draws = 2_000 * scale
     logits = [0.3 * i - 0.02 * i * i for i in range(12)]
     weight = candidate_weights(torch.tensor(logits), params)
     counts = dict.fromkeys(weight, 0)

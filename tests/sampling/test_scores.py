@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metrale_ray.sampling.history import TokenHistory
 from metrale_ray.sampling.logprobs import LOGPROB_FLOOR, TokenLogprobs
 from metrale_ray.sampling.sampler import Sampled, SampleError, SampleRow, prompt_logprobs, sample
 from metrale_ray.sampling.token_params import TokenParams
@@ -23,7 +24,7 @@ INF = math.inf
 
 def check(found: TokenLogprobs, logits_V: torch.Tensor, num_top: int) -> None:
     expected_V = torch.log_softmax(logits_V.double(), 0).clamp(min=LOGPROB_FLOOR)
-    order = sorted(range(logits_V.numel()), key=lambda i: (-logits_V[i].item(), i))
+    order = logits_V.sort(descending=True, stable=True).indices.tolist()
     assert found.rank == order.index(found.token_id) + 1
     assert found.top_ids == tuple(order[:num_top])
     assert len(found.top_logprobs) == len(found.top_ids)
@@ -77,17 +78,11 @@ def test_what_the_model_excludes_scores_the_floor() -> None:
 def test_no_parameter_changes_what_a_token_scores(values: dict[str, Any]) -> None:
     logits_RV = torch.randn(1, 300, generator=torch.Generator().manual_seed(2)) * 4
     params = TokenParams(logprobs=5, **values)
-    (found,) = sample(logits_RV, [SampleRow(params, 1, 0, 0)] if not params.needs_history else [with_history(params)])
+    (found,) = sample(logits_RV, [SampleRow(params, 1, 0, 0, TokenHistory([1]))])
     assert isinstance(found, Sampled)
     assert found.logprobs is not None
     assert found.logprobs.token_id == found.token_id
     check(found.logprobs, logits_RV[0], 5)
-
-
-def with_history(params: TokenParams) -> SampleRow:
-    from metrale_ray.sampling.history import TokenHistory
-
-    return SampleRow(params, 1, 0, 0, TokenHistory([1]))
 
 
 def test_the_probabilities_of_all_tokens_sum_to_one() -> None:
