@@ -2,15 +2,14 @@
 """Damaged commands against a real rank: each runs wholly or has no effect, and the next command finds all in order.
 
 Two replicas of one tiny model. One is a worker behind its link and gets every damaged frame. The other, its twin, is
-given only the commands that the worker took, each made anew from its values. After every frame both must be the same:
-slots, lengths, block tables, blocks in use, digest, logits; and at the end of a life every cached key and value of a
-live sequence.
+given only the commands that the worker took, each made anew from its values. After every frame both must be the same
+and what a mirror in plain Python says: slots, lengths, block tables, blocks in use, digest; and the same logits, and at
+the end of a life every cached key and value of a live sequence.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,7 @@ from tests.protocol.feed import Feed
 from tests.protocol.fuzzing import run_frames, steady_memory
 from tests.protocol.mutations import Frame, Mutator
 from tests.protocol.samples import COMMANDS, to_bytes
+from tests.protocol.slot_mirror import Mirror, Row
 
 NUM_FRAMES = 6_000
 WITH_EFFECT = ("DECODE", "DECODE_BATCH", "PREFILL_CHUNK", "MIXED_STEP", "FREE_SLOT")
@@ -112,20 +112,13 @@ def _no_report(replica: Replica, frame: CommandFrame, progress: object) -> None:
     """Nobody listens to the progress of a load."""
 
 
-@dataclass
-class Row:
-    """A sequence as the head of this test keeps it."""
-
-    length: int
-    blocks: tuple[int, ...]
-
-
 class Life:
     """One life of a worker and its twin, with the head that speaks to it."""
 
     def __init__(self, setup: RankSetup, chance: random.Random) -> None:
         self.chance = chance
         self.worker, self.twin = Side(setup), Side(setup)
+        self.mirror = Mirror()
         self.feed = Feed()
         self.link = WorkerLink(Rank(0), self.feed, 2)
         self.ep = Ep(self.link)
@@ -186,6 +179,8 @@ class Life:
         reply = self.twin.replica.run(CommandFrame(anew.envelope, anew.command, data))
         assert (reply.status is Status.OK) == reply_ok
         assert self.worker.state() == self.twin.state()
+        self.mirror.take(frame, reply_ok)
+        self.check_mirror()
         self.check_logits(frame.command, reply)
         assert goes_on == (not isinstance(frame.command, Shutdown))
         self.has_ended = not goes_on
@@ -194,6 +189,15 @@ class Life:
         self.seq, self.settled = frame.envelope.seq, Settled(frame.envelope.seq, ok)
         name = frame.command.code.name
         return name if reply.status is Status.OK else f"{name} {reply.status.name}"
+
+    def check_mirror(self) -> None:
+        """Slots, lengths, block tables, blocks in use and digest are those that the commands so far leave."""
+        state, live = self.worker.state(), self.mirror.shown()
+        blocks = sorted(block for _, table in live.values() for block in table)
+        assert state["live"] == live
+        assert state["model"] == sorted(live)
+        assert [block for block, owned in enumerate(state["owned"]) if owned] == blocks
+        assert state["digest"] == self.mirror.digest
 
     def check_logits(self, command: Command, reply: Reply) -> None:
         mine, other = self.worker.replica.logits, self.twin.replica.logits
@@ -204,31 +208,13 @@ class Life:
         if reply.status is not Status.OK:
             assert mine is None
 
-    def rows(self) -> dict[int, Row]:
-        """The sequences as they will be once the last command is settled as the head has decided."""
-        slots = self.twin.replica.slots
-        rows = {int(slot): Row(seq.length, tuple(seq.block_table)) for slot, seq in slots._live.items()}
-        staged = slots._staged
-        if staged is None or self.settled is None:
-            return rows
-        for seq, span, num_blocks in staged.rows:
-            kept = self.settled.ok
-            rows[seq.slot] = Row(
-                span.end if kept else seq.length, tuple(seq.block_table[: None if kept else num_blocks])
-            )
-            if rows[seq.slot].length == 0:
-                del rows[seq.slot]
-        if isinstance(staged.frame.command, FreeSlot) and self.settled.ok:
-            rows.pop(staged.frame.command.slot, None)
-        return rows
-
 
 class Head:
     """Chooses the next valid command for a life, by chance, within what the rank can hold."""
 
     def __init__(self, life: Life) -> None:
         self.life, self.chance = life, life.chance
-        self.rows = life.rows()
+        self.rows = life.mirror.after(life.settled).rows
         taken = {block for row in self.rows.values() for block in row.blocks}
         self.free = [block for block in range(NUM_BLOCKS) if block not in taken]
 
@@ -253,7 +239,7 @@ class Head:
         return MixedStep(tuple(self.span(slot, self.chance.randrange(1, 4)) for slot in slots))
 
     def span(self, slot: int, num_tokens: int) -> Span:
-        row = self.rows.get(slot, Row(0, ()))
+        row = self.rows.get(slot, Row())
         end = row.length + num_tokens
         missing = max(0, -(-end // BLOCK_SIZE) - len(row.blocks))
         blocks = tuple(BlockId(self.free.pop(0)) for _ in range(missing))
