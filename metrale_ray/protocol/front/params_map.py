@@ -9,7 +9,8 @@ raises FrameError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from metrale_ray.errors import RequestError
 from metrale_ray.protocol.fields import Fields, pack_f64s, pack_u32s
@@ -26,8 +27,17 @@ from metrale_ray.sampling.token_params import (
 _MAX_BAD_TOKENS = MAX_BAD_SEQUENCES * MAX_BAD_SEQUENCE_TOKENS
 
 
-class _Way(NamedTuple):
+class _Kind(Protocol):
     """How one kind of field is packed, given its name and its value, and read, given its map and its name."""
+
+    def pack(self, name: str, value: Any, /) -> Any: ...
+
+    def read(self, fields: Fields, name: str, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A kind that two functions make."""
 
     pack: Callable[[str, Any], Any]
     read: Callable[[Fields, str], Any]
@@ -52,20 +62,30 @@ def _as_it_is(name: str, value: Any) -> Any:
     return value
 
 
-def _or_nil(way: _Way) -> _Way:
-    def pack(name: str, value: Any) -> Any:
-        return None if value is None else way.pack(name, value)
+class _OrNil:
+    """A field that may be absent."""
 
-    def read(fields: Fields, name: str) -> Any:
-        return None if fields.is_absent(name) else way.read(fields, name)
+    def __init__(self, kind: _Kind) -> None:
+        self._kind = kind
 
-    return _Way(pack, read)
+    def pack(self, name: str, value: Any, /) -> Any:
+        return None if value is None else self._kind.pack(name, value)
+
+    def read(self, fields: Fields, name: str, /) -> Any:
+        return None if fields.is_absent(name) else self._kind.read(fields, name)
 
 
-def _token_ids(max_count: int) -> _Way:
-    return _Way(
-        lambda name, value: pack_u32s(name, value, max_count), lambda fields, name: fields.u32s(name, max_count)
-    )
+class _TokenIds:
+    """Up to `max_count` token ids."""
+
+    def __init__(self, max_count: int) -> None:
+        self._max_count = max_count
+
+    def pack(self, name: str, value: Any, /) -> Any:
+        return pack_u32s(name, value, self._max_count)
+
+    def read(self, fields: Fields, name: str, /) -> Any:
+        return fields.u32s(name, self._max_count)
 
 
 def _pack_biases(name: str, biases: tuple[tuple[int, float], ...]) -> dict[str, bytes]:
@@ -105,25 +125,25 @@ _FLAG = _Way(_as_it_is, Fields.flag)
 _U32 = _Way(_as_it_is, Fields.u32)
 _U64 = _Way(_as_it_is, Fields.u64)
 
-WAYS: dict[str, _Way] = {
+WAYS: dict[str, _Kind] = {
     "n": _U32,
     "temperature": _NUMBER,
     "top_k": _U32,
     "top_p": _NUMBER,
     "min_p": _NUMBER,
-    "seed": _or_nil(_U64),
-    "max_tokens": _or_nil(_U32),
+    "seed": _OrNil(_U64),
+    "max_tokens": _OrNil(_U32),
     "min_tokens": _U32,
     "ignore_eos": _FLAG,
-    "stop_token_ids": _token_ids(MAX_STOP_TOKEN_IDS),
+    "stop_token_ids": _TokenIds(MAX_STOP_TOKEN_IDS),
     "repetition_penalty": _NUMBER,
     "presence_penalty": _NUMBER,
     "frequency_penalty": _NUMBER,
     "logit_bias": _Way(_pack_biases, _read_biases),
-    "allowed_token_ids": _or_nil(_token_ids(MAX_ALLOWED_TOKEN_IDS)),
+    "allowed_token_ids": _OrNil(_TokenIds(MAX_ALLOWED_TOKEN_IDS)),
     "bad_token_ids": _Way(_pack_sequences, _read_sequences),
-    "end_token_ids": _token_ids(MAX_END_TOKEN_IDS),
-    "logprobs": _or_nil(_U32),
-    "prompt_logprobs": _or_nil(_U32),
+    "end_token_ids": _TokenIds(MAX_END_TOKEN_IDS),
+    "logprobs": _OrNil(_U32),
+    "prompt_logprobs": _OrNil(_U32),
 }
 """How each field of TokenParams travels, by its name."""
