@@ -61,8 +61,11 @@ def _one_prompt(model: TransformerModel, collectives: Collectives, ids: list[int
     return None if parts[0] is None else torch.cat([part for part in parts if part is not None]).tolist()
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("variant", ["mixtral", "qwen3"])
+@pytest.mark.parametrize(
+    ("variant", "world"),
+    # "llama" has no experts: its group is joined and left without one reduction.
+    [*((variant, world) for variant in ("mixtral", "qwen3") for world in (2, 3, 4)), ("llama", 2)],
+)
 def test_logits_over_gloo_equal_the_reference(
     variant: str, world: int, tiny: Callable[[str], Path], tiny_reference: Callable[[str], Any]
 ) -> None:
