@@ -6,6 +6,7 @@ The handshake compares both as short texts. Leaves out dtype, threads and settin
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_int8")
 
 
+@functools.cache  # the code that runs is the one that was read first
 def build() -> str:
     """A digest of the package's own source files: two trees of one version may differ."""
     package = Path(__file__).parents[1]
