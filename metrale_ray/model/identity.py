@@ -16,10 +16,14 @@ import torch
 FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_int8")
 
 
-@functools.cache  # the code that runs is the one that was read first
+@functools.cache  # the code that runs is the one that was there first
 def build() -> str:
-    """A digest of the package's own source files: two trees of one version may differ."""
-    package = Path(__file__).parents[1]
+    """The digest of the package's own source files: two trees of one version may differ."""
+    return source_digest(Path(__file__).parents[1])
+
+
+def source_digest(package: Path) -> str:
+    """A digest of the names and contents of all Python files in a folder."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(package.rglob("*.py")):
         digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())

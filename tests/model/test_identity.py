@@ -11,20 +11,17 @@ import torch
 from metrale_ray.model import identity
 
 
-def test_the_build_is_the_same_each_time_and_another_one_when_a_source_file_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert identity.build() == identity.build()
-    (tmp_path / "model").mkdir()
-    monkeypatch.setattr(identity, "__file__", str(tmp_path / "model" / "identity.py"))
+def test_the_digest_of_sources_is_another_one_when_a_file_or_its_name_differs(tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     found = set()
     for text in ("x = 1", "x = 2"):
         source.write_text(text)
-        found.add(identity.build())
+        found.add(identity.source_digest(tmp_path))
+        assert identity.source_digest(tmp_path) in found
     source.rename(tmp_path / "b.py")
-    found.add(identity.build())
+    found.add(identity.source_digest(tmp_path))
     assert len(found) == 3
+    assert identity.build() == identity.source_digest(Path(identity.__file__).parents[1])
 
 
 def test_the_instructions_name_what_kernels_are_chosen_by(monkeypatch: pytest.MonkeyPatch) -> None:
