@@ -43,9 +43,10 @@ class Gate:
             self._left = None if self._left is None else self._left - allowed
             then = self._then if self._left == 0 else None
         for start in range(0, allowed, self._piece_bytes):
-            sink.sendall(data[start : min(start + self._piece_bytes, allowed)])
+            piece = data[start : min(start + self._piece_bytes, allowed)]
+            sink.sendall(piece)
             self.num_pieces += 1
-        self.num_bytes += allowed
+            self.num_bytes += len(piece)
         self.first += data[: max(0, KEPT_BYTES - len(self.first))]
         if then is not None:
             self.is_shut.set()
