@@ -57,7 +57,8 @@ class Worker:
     def run(self, head: HeadAddress) -> None:
         """Serve over sockets until shutdown. Raises what makes this rank leave, naming the rank."""
         use_threads(self._config.threads_per_rank)
-        transport = ZmqTransport.connect(head.link, "the head", self._keys, head.head_key)
+        name = f"the head at {head.link.removeprefix('tcp://')}"
+        transport = ZmqTransport.connect(head.link, name, self._keys, head.head_key)
         self.serve(transport, lambda setup, link: self._join_group(setup, link, head))
 
     def serve(self, transport: Transport, join_group: JoinGroup) -> None:
@@ -111,4 +112,4 @@ def _report(link: WorkerLink) -> Callable[[Replica, CommandFrame, Progress], Non
 def _check_head(link: WorkerLink) -> None:
     reason = link.lost()
     if reason is not None:
-        raise LinkLost(f"the head has gone: {reason}", rank=0)
+        raise LinkLost(reason, rank=0)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The head and the workers as Ray actors.
 
-Rules: an actor ends with the Ray that started it. A rank listens on the address by which Ray's other nodes know its
-node, and on no other; on a Ray of our own, which is one machine, on the loopback address.
+Rules: an actor ends with the Ray that started it, and by itself once its run has ended: a node that is cut off from its
+driver and from Ray's head is told nothing. A rank listens on the address by which Ray's other nodes know its node, and
+on no other; on a Ray of our own, which is one machine, on the loopback address.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import Any
 
 import ray
@@ -17,6 +19,9 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.head import Head, HeadState
 from metrale_ray.parent_death import die_with_parent
 from metrale_ray.worker import HeadAddress, Worker
+
+# Once its run has ended, an actor is there to be asked why. Its driver has read that and ended it long before this.
+LEAVE_S = 5.0
 
 
 class HeadActor:
@@ -37,7 +42,10 @@ class HeadActor:
 
     async def serve(self) -> None:
         """Run the engine to its end."""
-        await self._head.serve()
+        try:
+            await self._head.serve()
+        finally:
+            _leave_soon()
 
     async def state(self) -> HeadState:
         """The phase and the progress of a load."""
@@ -68,7 +76,10 @@ class WorkerActor:
 
     def run(self, head: HeadAddress) -> None:
         """Carry out commands until shutdown."""
-        self._worker.run(head)
+        try:
+            self._worker.run(head)
+        finally:
+            _leave_soon()
 
     def public_key(self) -> str:
         """By which the head knows this process."""
@@ -78,6 +89,13 @@ class WorkerActor:
     def whoami(self) -> dict[str, Any]:
         """Process id, node and address of this rank."""
         return _whoami(self._rank, self._host)
+
+
+def _leave_soon() -> None:
+    """End this process in a while, whatever its other threads do then."""
+    timer = threading.Timer(LEAVE_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _node_address() -> str:

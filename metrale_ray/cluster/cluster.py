@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -22,10 +23,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from metrale_ray.cluster.actors import HeadActor, WorkerActor
-from metrale_ray.cluster.endings import first_line, own_error, own_error_of, reason, worst
+from metrale_ray.cluster.endings import first_line, own_error, own_error_of, reason, unreachable, worst
 from metrale_ray.cluster.environment import runtime_env
 from metrale_ray.cluster.names import NAMESPACE, actor_name, is_taken, name_taken
-from metrale_ray.cluster.placement import lacking, unplaceable, with_resources
+from metrale_ray.cluster.placement import lacking, node_addresses, unplaceable, with_resources
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
 from metrale_ray.head import HeadState
@@ -58,6 +59,8 @@ class Cluster:
         self._is_ready = False
         self._is_stopped = False
         self._group: PlacementGroup | None = None
+        self._addresses: list[str] = []  # of each rank's node, once they are placed
+        self._deadline = math.inf  # of the start
         self._actors: list[Any] = []
         self._runs: list[Any] = []  # the reference of each rank's run, in rank order
 
@@ -70,7 +73,8 @@ class Cluster:
             self._connect()
             self.config = with_resources(self.config)
             self._claim_name()
-            self._group = self._place()
+            self._addresses = node_addresses(self._place())
+            self._deadline = time.monotonic() + self.config.start_timeout_s
             self._start_actors()
             self._wait_ready(on_state)
         except BaseException:
@@ -100,7 +104,7 @@ class Cluster:
         reasons = [(rank, reason(ref)) for rank, ref in enumerate(runs) if ref in ended]
         if not reasons:
             return None
-        return worst(reasons)
+        return worst(reasons, self._place_of)
 
     def stop(self) -> None:
         """Ask an engine that runs to end by itself, so that workers leave in order, and wait a little for all ranks."""
@@ -144,7 +148,7 @@ class Cluster:
                     logging_level=logging.ERROR,
                 )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise StartError(f"cannot reach Ray at {address!r}: {first_line(error)}") from error
+            raise unreachable(address, error) from error
 
     def _claim_name(self) -> None:
         """Refuse a name that another engine has. The ranks of one that is ending are given a moment to go."""
@@ -179,10 +183,12 @@ class Cluster:
         host = LOOPBACK if self._owns_ray and self._is_local else None
         head = self._create(HeadActor, 0, config, host)
         workers = [self._create(WorkerActor, rank, config, rank, host) for rank in range(1, config.ep_size)]
-        keys = dict(enumerate(self._get([worker.public_key.remote() for worker in workers]), start=1))
-        self.ranks = self._get([actor.whoami.remote() for actor in self._actors])
+        places = [actor.whoami.remote() for actor in self._actors]
+        public_keys = [worker.public_key.remote() for worker in workers]
+        self.ranks = [self._of(rank, ref) for rank, ref in enumerate(places)]
+        keys = {rank: self._of(rank, ref) for rank, ref in enumerate(public_keys, start=1)}
         listening = head.listen.remote(keys, self.front_keys.public)
-        addresses, self.front_address, self.head_key = self._get(listening)
+        addresses, self.front_address, self.head_key = self._of(0, listening)
         self._runs = [head.serve.remote()]
         self._runs += [worker.run.remote(addresses[rank]) for rank, worker in enumerate(workers, start=1)]
 
@@ -210,26 +216,29 @@ class Cluster:
         self._actors.append(actor)
         return actor
 
-    def _get(self, refs: Any) -> Any:
+    def _of(self, rank: int, ref: Any) -> Any:
+        """What a rank answers during the start. Raises its own error, or StartError naming the rank and its node."""
         try:
-            return ray.get(refs, timeout=self.config.start_timeout_s)
+            return ray.get(ref, timeout=max(0.0, self._deadline - time.monotonic()))
         except ray.exceptions.RayTaskError as error:
             raise own_error(error) from None
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            raise StartError(f"a rank did not start: {first_line(error)}") from error
+        except TimeoutError as error:
+            limit = f"the start limit of {self.config.start_timeout_s:g} s"
+            raise StartError(f"{self._place_of(rank)} did not answer within {limit}") from error
+        except ray.exceptions.RayError as error:
+            raise StartError(f"{self._place_of(rank)} did not start: {first_line(error)}") from error
 
     def _wait_ready(self, on_state: Callable[[HeadState], None]) -> None:
-        deadline = time.monotonic() + self.config.start_timeout_s
         while True:
             ended, _ = ray.wait(self._runs, num_returns=1, timeout=POLL_S)
             if ended:
                 raise self._start_failure()
-            state: HeadState = self._get(self._actors[0].state.remote())
+            state: HeadState = self._of(0, self._actors[0].state.remote())
             on_state(state)
             if state.phase == "ready":
                 self._is_ready = True
                 return
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= self._deadline:
                 raise StartError(f"the engine was not ready within {self.config.start_timeout_s:g} s")
 
     def _start_failure(self) -> MetraleError:
@@ -244,8 +253,7 @@ class Cluster:
 
     def _place_of(self, rank: int) -> str:
         """The rank, with its node where there are several."""
-        nodes = {place["address"] for place in self.ranks}
-        return f"rank {rank} on {self.ranks[rank]['address']}" if len(nodes) > 1 else f"rank {rank}"
+        return f"rank {rank} on {self._addresses[rank]}" if len(set(self._addresses)) > 1 else f"rank {rank}"
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Why an engine has ended, out of what Ray says of each rank's run."""
+"""Why an engine could not start or has ended, out of what Ray says of each rank's run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -11,23 +11,35 @@ import ray
 from metrale_ray.errors import EngineDead, MetraleError, StartError
 
 
-def worst(reasons: Sequence[tuple[int, MetraleError | None]]) -> EngineDead:
-    """One error out of what each ended rank said: the head's own finding first, then a worker's reason."""
+def worst(reasons: Sequence[tuple[int, MetraleError | None]], place_of: Callable[[int], str]) -> EngineDead:
+    """One error out of what each ended rank said: the head's own finding first, then a worker's reason.
+
+    `place_of` tells of a rank by its number and, where there are several nodes, its node.
+    """
     by_rank = dict(reasons)
     own = by_rank.get(0)
     others = [(rank, why) for rank, why in reasons if rank != 0 and why is not None]
     if isinstance(own, EngineDead) and own.rank is not None:
         theirs = next((why for rank, why in others if rank == own.rank), None)
         detail = f" ({theirs.message})" if theirs is not None and theirs.message not in own.message else ""
-        return EngineDead(f"{own.message}{detail}", rank=own.rank)
+        bare, place = f"rank {own.rank}", place_of(own.rank)
+        message = own.message if place == bare else f"{place}: {own.message.removeprefix(bare + ': ')}"
+        return EngineDead(f"{message}{detail}", rank=own.rank)
     if others and own is None:
         rank, why = others[0]
         at_fault = getattr(why, "rank", None)  # a worker that lost the head says so
-        return EngineDead(f"rank {rank}: {why.message}", rank=rank if at_fault is None else at_fault)
+        return EngineDead(f"{place_of(rank)}: {why.message}", rank=rank if at_fault is None else at_fault)
     if own is not None:
-        return EngineDead(f"rank 0: {own.message}", rank=0)
+        return EngineDead(f"{place_of(0)}: {own.message}", rank=0)
     rank = reasons[0][0]
-    return EngineDead(f"rank {rank} ended", rank=rank)
+    return EngineDead(f"{place_of(rank)} ended", rank=rank)
+
+
+def unreachable(address: str, error: Exception) -> StartError:
+    """Ray cannot be reached. That it wants a token is told in the cause of Ray's own error only."""
+    wants_token = "AuthenticationError" in f"{error} {error.__cause__}"
+    hint = ". It wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+    return StartError(f"cannot reach Ray at {address!r}: {first_line(error)}{hint if wants_token else ''}")
 
 
 def reason(ref: Any) -> MetraleError | None:

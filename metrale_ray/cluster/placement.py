@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError
@@ -29,6 +30,13 @@ def with_resources(config: EngineConfig) -> EngineConfig:
         cores = min((node["CPU"] for node in nodes), default=1.0)
         changes["num_cpus_per_rank"] = max(1, int(cores // ranks_per_node))
     return dataclasses.replace(config, **changes)
+
+
+def node_addresses(group: PlacementGroup) -> list[str]:
+    """The address of each rank's node, in rank order, from Ray's tables. `group` has been placed."""
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return [addresses[placed[rank]] for rank in range(len(placed))]
 
 
 def lacking(config: EngineConfig, bundle: dict[str, float]) -> list[str]:

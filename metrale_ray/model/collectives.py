@@ -277,13 +277,25 @@ def host_store(host: str, timeout_s: float) -> tuple[Any, int]:
 
 
 def join_store(host: str, port: int, timeout_s: float) -> Any:
-    """A worker's way to the head's store."""
-    return _tcp_store(
-        host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, use_libuv=True
-    )
+    """A worker's way to the head's store. Raises LinkLost where it cannot be reached."""
+    limit = timedelta(seconds=timeout_s)
+    try:
+        return _tcp_store(host, port, is_master=False, timeout=limit, wait_for_workers=False, use_libuv=True)
+    except RuntimeError as error:
+        raise LinkLost(f"the ranks' meeting point at {host}:{port} cannot be reached: {_first_line(error)}") from error
 
 
 def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeout_s: float) -> Any:
+    try:
+        return _join_group(store, rank, world, device, host, timeout_s)
+    except RuntimeError as error:  # torch's for a peer that does not come, or cannot be reached
+        raise LinkLost(
+            f"rank {rank} at {host} could not join the other ranks within {timeout_s:g} s; every node must be able to "
+            f"open TCP connections to every other one: {_first_line(error)}"
+        ) from error
+
+
+def _join_group(store: Any, rank: int, world: int, device: str, host: str, timeout_s: float) -> Any:
     if device.startswith("cuda"):
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
@@ -293,3 +305,7 @@ def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeo
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._threads = 1  # one reduction is in flight at a time
     return dist.ProcessGroupGloo(store, rank, world, options)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -14,7 +14,16 @@ import torch
 
 from metrale_ray.baton import Baton
 from metrale_ray.errors import LinkLost, PeerFailed
-from metrale_ray.model.collectives import Collectives, InProcess, InProcessGroup, OneRank, _wait_slice
+from metrale_ray.model.collectives import (
+    Collectives,
+    InProcess,
+    InProcessGroup,
+    OneRank,
+    TorchDistributed,
+    _wait_slice,
+    host_store,
+    join_store,
+)
 from tests.gloo_rig import Ranks
 
 HIDDEN = 16
@@ -218,3 +227,22 @@ def test_a_reduction_that_completes_at_the_end_of_a_slice_is_not_lost() -> None:
     assert _wait_slice(LateWork(None))
     with pytest.raises(RuntimeError, match="connection closed"):
         _wait_slice(LateWork(RuntimeError("connection closed")))
+
+
+def test_a_rank_whose_peers_do_not_come_says_where_it_waited_and_what_they_need() -> None:
+    store, _ = host_store("127.0.0.1", 30.0)
+    with pytest.raises(
+        LinkLost, match=r"rank 0 at 127\.0\.0\.1 could not join .* within 0\.2 s; every node must be able"
+    ):
+        TorchDistributed(
+            *(0, 2, 4, HIDDEN, torch.float32, "cpu"),
+            store=store,
+            host="127.0.0.1",
+            timeout_s=0.2,
+            check_peers=lambda: None,
+        )
+
+
+def test_a_meeting_point_that_nobody_hosts_is_named() -> None:
+    with pytest.raises(LinkLost, match=r"meeting point at 127\.0\.0\.1:1 cannot be reached"):
+        join_store("127.0.0.1", 1, 0.2)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Why an engine has ended: one error out of what its ranks say."""
+
+from __future__ import annotations
+
+import pytest
+
+from metrale_ray.cluster.endings import unreachable, worst
+from metrale_ray.errors import EngineDead, LinkLost, MetraleError
+
+Reasons = list[tuple[int, MetraleError | None]]
+
+
+def place_of(rank: int) -> str:
+    return f"rank {rank} on 10.0.0.{rank}"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "message", "rank"),
+    [
+        ([(0, EngineDead("rank 1: it left", rank=1)), (1, None)], "rank 1 on 10.0.0.1: it left", 1),
+        (
+            [(0, EngineDead("it left", rank=1)), (1, LinkLost("no memory"))],
+            "rank 1 on 10.0.0.1: it left (no memory)",
+            1,
+        ),
+        ([(0, EngineDead("it left", rank=1)), (2, LinkLost("no memory"))], "rank 1 on 10.0.0.1: it left", 1),
+        ([(1, LinkLost("the head has gone", rank=0))], "rank 1 on 10.0.0.1: the head has gone", 0),
+        ([(0, None), (2, LinkLost("no memory"))], "rank 2 on 10.0.0.2: no memory", 2),
+        ([(0, LinkLost("no memory"))], "rank 0 on 10.0.0.0: no memory", 0),
+        ([(2, None)], "rank 2 on 10.0.0.2 ended", 2),
+    ],
+)
+def test_one_error_names_the_rank_at_fault_and_the_one_that_tells_with_its_node(
+    reasons: Reasons, message: str, rank: int
+) -> None:
+    dead = worst(reasons, place_of)
+    assert (dead.message, dead.rank) == (message, rank)
+
+
+def test_a_rank_is_told_by_its_number_alone_where_there_is_one_node() -> None:
+    dead = worst([(0, EngineDead("rank 1: it left", rank=1))], lambda rank: f"rank {rank}")
+    assert dead.message == "rank 1: it left"
+
+
+def test_a_ray_that_wants_a_token_is_told_from_one_that_is_not_there() -> None:
+    absent = ConnectionError("Failed to connect\nmore")
+    assert unreachable("10.0.0.1:6379", absent).message == "cannot reach Ray at '10.0.0.1:6379': Failed to connect"
+    absent.__cause__ = RuntimeError("ray.exceptions.AuthenticationError: InvalidAuthToken")
+    assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in unreachable("10.0.0.1:6379", absent).message
