@@ -15,7 +15,6 @@ from typing import Any, Unpack
 
 from metrale_ray.sampling import checks
 from metrale_ray.sampling.checks import U32_MAX as U32_MAX
-from metrale_ray.sampling.token_params import MAX_STOP_TOKEN_IDS as MAX_STOP_TOKEN_IDS
 from metrale_ray.sampling.token_params import TokenFields, TokenParams
 
 MAX_STOP_STRINGS = 16

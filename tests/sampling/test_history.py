@@ -49,7 +49,7 @@ def test_arrays_taken_before_do_not_hinder_later_tokens() -> None:
 def test_a_token_costs_the_same_after_a_long_prompt() -> None:
     history = TokenHistory(range(200_000))
     tokens = [random.Random(1).randrange(400_000) for _ in range(2000)]
-    started = time.perf_counter()
+    started = time.process_time()
     for token_id in tokens:
         history.append(token_id)
-    assert (time.perf_counter() - started) / len(tokens) < 100e-6  # about one microsecond, and one copy of the arrays
+    assert (time.process_time() - started) / len(tokens) < 100e-6  # about one microsecond, and one copy of the arrays

@@ -96,6 +96,19 @@ def test_min_p_keeps_the_weights_that_reach_it_however_they_are_found(
     assert weights_C.tolist() == weights_V[expected].tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 7.0])
+def test_min_p_loses_no_token_at_the_border(temperature: float) -> None:
+    for min_p in (1e-29, 1e-10, 0.02, 0.5, 0.999, 1.0):
+        middle = temperature * math.log(min_p)
+        near_V = (middle + np.linspace(-1, 1, 4001) * (0.1 - 0.1 * middle)).astype(np.float32)
+        logits_V = 40 + np.append(np.minimum(near_V, 0), np.float32(0))
+        weights_V = weights(logits_V, 40.0, temperature)
+        ids_C, _ = candidates(logits_V, 40.0, TokenParams(temperature=temperature, min_p=min_p))
+        assert ids_C is not None
+        assert np.array_equal(ids_C, np.flatnonzero(weights_V >= np.float32(min_p)))
+        assert 0 < ids_C.size < logits_V.size
+
+
 def test_without_limits_every_token_is_a_candidate_and_nothing_is_gathered() -> None:
     for top_k in (0, 3, 2**32 - 1):
         ids_C, weights_C = candidates(floats([1.0, 3.0, 2.0]), 3.0, TokenParams(top_k=top_k))
@@ -129,12 +142,24 @@ def test_a_draw_meets_the_weight_on_which_it_falls(values: list[float], bits: in
     assert sum(exact[:place]) - slack <= target <= sum(exact[: place + 1]) + slack
 
 
-def test_the_largest_draw_meets_the_last_weight_even_when_sums_round() -> None:
+def test_draws_over_many_blocks_agree_with_one_long_sum() -> None:
     random = np.random.default_rng(8)
-    largest = 1 - 2**-53
     for size in (1, 2, 1023, 1024, 1025, 5000):
-        weights_C = random.random(size).astype(np.float32) + np.float32(0.1)
-        assert draw_index(weights_C, 0.0) == 0
-        assert draw_index(weights_C, largest) >= size - 2
-        zeros_after = np.concatenate([weights_C, np.zeros(3000, dtype=np.float32)])
-        assert size - 2 <= draw_index(zeros_after, largest) < size
+        weights_C = random.random(size).astype(np.float32)
+        sums = weights_C.cumsum(dtype=np.float64)
+        for uniform in random.random(200).tolist():
+            assert draw_index(weights_C, uniform) == sums.searchsorted(uniform * sums[-1], side="right")
+
+
+def test_the_largest_draw_meets_the_last_weight_even_when_its_block_sums_to_less_one_by_one() -> None:
+    random = np.random.default_rng(8)
+    largest, num_between = 1 - 2**-53, 0
+    for _ in range(200):
+        # Sums of weights of one size are exact in fp64; those of very different ones round.
+        weights_C = np.append(np.exp(-40 * random.random(900)), np.zeros(50)).astype(np.float32)
+        total = float(weights_C.sum(dtype=np.float64))
+        is_between = weights_C.cumsum(dtype=np.float64)[-1] <= largest * total
+        num_between += is_between
+        index = draw_index(weights_C, largest)
+        assert index == 899 if is_between else weights_C[index] > 0
+    assert num_between > 0, "no sum has rounded down, so the test tells nothing"

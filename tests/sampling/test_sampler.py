@@ -241,6 +241,14 @@ def test_a_bad_sequence_counts_what_was_generated_and_never_the_prompt() -> None
     assert sampled(logits_RV.expand(4, -1), rows) == [1, 1, 2, 1]
 
 
+def test_a_bias_comes_before_the_penalties() -> None:
+    params = TokenParams(temperature=0, logit_bias={0: 4.0}, repetition_penalty=2.0)
+    one = row_of(params, Past(prompt=(0,)))
+    # (-1 + 4) / 2 is 1.5; the other way round it would be -1 * 2 + 4, which is 2.
+    assert sampled(torch.tensor([[-1.0, 1.75]]), [one]) == [1]
+    assert sampled(torch.tensor([[-1.0, 1.25]]), [one]) == [0]
+
+
 def test_a_penalty_leaves_a_masked_token_masked_and_makes_none_certain() -> None:
     logits_RV = torch.tensor([[-INF, 3.4e38, 3.4e38, -3.4e38]])
     for penalty in (5e-324, 1e-40, 0.5, 2.0, 100.0):

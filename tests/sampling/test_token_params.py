@@ -225,22 +225,22 @@ HUGE: list[tuple[str, Any]] = [
 def test_a_huge_value_is_refused_in_no_time(name: str, value: Any) -> None:
     times = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(RequestError, match=name):
             TokenParams(**{name: value})
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert min(times) < 0.002
 
 
 def test_the_largest_legal_lists_are_taken_in_milliseconds() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     TokenParams(
         stop_token_ids=list(range(128)),
         allowed_token_ids=list(range(2**17)),
         bad_token_ids=[[0] * 64] * 2000,
         logit_bias={str(token_id): 1 for token_id in range(1024)},
     )
-    assert time.perf_counter() - started < 0.5  # some 20 ms on a machine that is not busy
+    assert time.process_time() - started < 0.5  # some 20 ms
 
 
 def test_min_tokens_is_bounded_by_max_tokens_alone() -> None:
