@@ -222,6 +222,7 @@ def test_a_stopped_worker_is_lost_at_the_deadline_of_its_answer() -> None:
 
 
 NUM_STEPS, CREDIT = 400, 32
+NO_BEATS = {"beat_s": 500.0, "silence_s": 1000.0}  # between the outputs that are looked at
 
 
 def outputs(number: int) -> Output:
@@ -232,7 +233,7 @@ def outputs(number: int) -> Output:
 def test_a_front_that_stops_reading_delays_nobody_and_is_dropped() -> None:
     with (
         steady_memory(),
-        running(credit=CREDIT) as rig,
+        running(credit=CREDIT, **NO_BEATS) as rig,
         proxy_to(rig.server.address) as proxy,
         raw_front(proxy.address) as stalled,
         raw_front(rig.server.address) as other,
@@ -257,7 +258,7 @@ def test_a_front_that_stops_reading_delays_nobody_and_is_dropped() -> None:
 
 def test_a_front_that_reads_one_byte_at_a_time_gets_everything() -> None:
     with (
-        running(credit=CREDIT) as rig,
+        running(credit=CREDIT, **NO_BEATS) as rig,
         proxy_to(rig.server.address, piece_bytes=1) as proxy,
         raw_front(proxy.address) as slow,
     ):
@@ -292,7 +293,7 @@ def test_a_front_that_stalls_in_the_middle_of_a_frame_is_dropped_for_its_silence
 
 def test_a_front_that_says_damaged_frames_without_end_disturbs_nobody() -> None:
     mutator = Mutator(4001, [encode(message) for message in FROM_FRONT])
-    with running() as rig, raw_front(rig.server.address) as bad, raw_front(rig.server.address) as good:
+    with running(**NO_BEATS) as rig, raw_front(rig.server.address) as bad, raw_front(rig.server.address) as good:
         good.say(Abort(1))
         good_id = rig.next_message()[0]
         for number in range(1, 41):
