@@ -273,7 +273,7 @@ def test_a_front_that_reads_one_byte_at_a_time_gets_everything() -> None:
 
 def test_a_front_that_stalls_in_the_middle_of_a_frame_is_dropped_for_its_silence() -> None:
     with (
-        running(beat_s=0.1, silence_s=1.0) as rig,
+        running(beat_s=0.2, silence_s=2.0) as rig,
         proxy_to(rig.server.address) as proxy,
         raw_front(proxy.address) as stalled,
         raw_front(rig.server.address) as other,
