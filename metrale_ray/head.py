@@ -17,9 +17,10 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from metrale_ray.clients import Client, Clients
 from metrale_ray.config import EngineConfig
 from metrale_ray.engine import Delivery, Engine, check_links
 from metrale_ray.errors import EngineDead, MetraleError, RequestError
@@ -64,47 +65,6 @@ class _Arrived:
     at_s: float
 
 
-class _Client(NamedTuple):
-    """Which sequence of which request of which front."""
-
-    front: FrontId
-    number: int
-    sequence_index: int
-
-
-@dataclass(slots=True)
-class _Clients:
-    """Which sequence of a front's request each request of the engine is. The engine thread's own."""
-
-    by_request: dict[RequestId, _Client] = field(default_factory=dict)
-    by_client: dict[tuple[FrontId, int], dict[int, RequestId]] = field(default_factory=dict)
-    next_id: int = 0
-
-    def add(self, front: FrontId, number: int, num_sequences: int) -> list[RequestId]:
-        request_ids = [RequestId(self.next_id + index) for index in range(num_sequences)]
-        self.next_id += num_sequences
-        for index, request_id in enumerate(request_ids):
-            self.by_request[request_id] = _Client(front, number, index)
-        self.by_client[front, number] = dict(enumerate(request_ids))
-        return request_ids
-
-    def drop(self, request_id: RequestId) -> _Client | None:
-        client = self.by_request.pop(request_id, None)
-        if client is not None:
-            of_client = self.by_client[client.front, client.number]
-            del of_client[client.sequence_index]
-            if not of_client:
-                del self.by_client[client.front, client.number]
-        return client
-
-    def of_client(self, front: FrontId, number: int) -> dict[int, RequestId]:
-        """The live sequences of one request, by index."""
-        return dict(self.by_client.get((front, number), {}))
-
-    def of_front(self, front: FrontId) -> list[RequestId]:
-        return [request_id for request_id, client in self.by_request.items() if client.front == front]
-
-
 class Head:
     """The head's process around the engine. `host` is this node's own address."""
 
@@ -115,7 +75,7 @@ class Head:
         self._inbox: queue.SimpleQueue[tuple[FrontId | None, Any]] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._state = HeadState("starting", {})
-        self._clients = _Clients()
+        self._clients = Clients()
         self._keys = new_keys()
         self._links: list[HeadLink] = []
         self._transports: dict[int, ZmqTransport] = {}
@@ -298,9 +258,9 @@ class Head:
             case _Arrived(submit, at_s) if front is not None:
                 self._submit(engine, front, submit, at_s)
             case Abort(number) if front is not None:
-                self._end_sequences(engine, front, number, self._clients.of_client(front, number), "abort")
+                self._end_sequences(engine, front, number, self._clients.of_request(front, number), "abort")
             case Finish(number, index) if front is not None:
-                live = self._clients.of_client(front, number)
+                live = self._clients.of_request(front, number)
                 self._end_sequences(engine, front, number, {i: r for i, r in live.items() if i == index}, "stop")
             case _Gone() if front is not None:
                 for request_id in self._clients.of_front(front):
@@ -309,7 +269,7 @@ class Head:
 
     def _submit(self, engine: Engine, front: FrontId, submit: Submit, arrived_s: float) -> None:
         number, timeout_s = submit.request_id, submit.timeout_s
-        if self._clients.of_client(front, number):
+        if self._clients.of_request(front, number):
             text = f"request {number} of this front is not answered yet; give each request an id of its own"
             self._refuse(front, _refusal(number, "duplicate_request_id", text))
             return
@@ -360,7 +320,7 @@ class Head:
         for delivery in deliveries:
             ended = delivery.finish_reason is not None
             request_id = delivery.request_id
-            client = self._clients.drop(request_id) if ended else self._clients.by_request.get(request_id)
+            client = self._clients.drop(request_id) if ended else self._clients.get(request_id)
             if client is not None:
                 outputs.setdefault(client.front, []).append(_output(client, delivery))
         if self._engine is not None:
@@ -390,7 +350,7 @@ def _refusal(number: int, code: str, message: str) -> Output:
     return Output(number, 0, (), "error", None, (code, message), is_refusal=True)
 
 
-def _output(client: _Client, delivery: Delivery) -> Output:
+def _output(client: Client, delivery: Delivery) -> Output:
     return Output(
         client.number,
         client.sequence_index,

@@ -48,6 +48,7 @@ LEVELS = {
     "protocol.zmq_transport": 2,
     "worker": 3,
     "engine": 4,
+    "clients": 4,
     "live": 4,
     "readout": 4,
     "vocabulary": 4,

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from metrale_ray.protocol.front import FrontClient, Output, RequestHandle, Submit
-from metrale_ray.protocol.front.frames import encode
+from metrale_ray.protocol.front.frames import MAX_OUTPUT_LOGPROBS, encode
 from metrale_ray.sampling.token_params import TokenParams
+from metrale_ray.scheduler.limits import MAX_PROMPT_LOGITS
 from tests.fixtures.succ import write_succ
 from tests.fixtures.tiny import VOCAB_SIZE
 from tests.test_head import GREEDY, LONG, TIMEOUT_S, Process, running, tokens_of, until
@@ -50,7 +51,7 @@ def is_at_rest(process: Process) -> bool:
     stats, head = process.call(process.head.stats()), process.head
     is_free = (stats["running"], stats["waiting"], stats["free_blocks"]) == (0, 0, stats["total_blocks"])
     assert head._engine is not None
-    return is_free and not (head._clients.by_request or head._clients.by_client or head._engine._live)
+    return is_free and not (len(head._clients) or head._engine._live)
 
 
 def assert_nothing_left(process: Process, client: FrontClient) -> None:
@@ -89,6 +90,10 @@ def test_one_sequence_is_finished_and_the_others_go_on_until_all_are_aborted(mod
         read_until(handle, seen, lambda: None not in ends(seen))
         assert ends(seen) == ["abort", "abort", "stop", "abort"]
         assert_nothing_left(process, client)
+
+
+def test_what_a_step_gives_a_prompt_fits_into_one_output() -> None:
+    assert MAX_PROMPT_LOGITS <= MAX_OUTPUT_LOGPROBS
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -2,7 +2,7 @@
 """How fronts reach the head: one socket session each, the same strict frames as the ranks' links, never pickle.
 
     messages     what each side says
-    frames       the bytes of each message
+    frames       the bytes of each message; params_map and logprobs_map the maps inside them
     server       the head's end: one socket for all fronts, on the head's event loop
     connection   a front's end of the wire: the thread that owns the sockets
     handle       one request as its reader sees it
