@@ -167,10 +167,8 @@ def _num_blocks(setup: RankSetup) -> int:
     """KV blocks that this rank can hold: no more than all slots can fill."""
     config = setup.config
     block_bytes = kv_block_bytes(setup.decoder, config.block_size, setup.dtype)
-    blocks_per_sequence = -(-setup.max_model_len // config.block_size)
-    wanted = config.max_batch_size * blocks_per_sequence
     budget_bytes = config.kv_cache_memory if config.kv_cache_memory is not None else _cache_budget_bytes(setup)
-    num_blocks = min(wanted, budget_bytes // block_bytes)
+    num_blocks = min(setup.limits.max_num_blocks, budget_bytes // block_bytes)
     if num_blocks < 1:
         raise StartError(
             f"rank {setup.rank} has {budget_bytes} bytes for its KV cache and one block of {config.block_size} tokens "

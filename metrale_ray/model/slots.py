@@ -48,6 +48,11 @@ class SlotLimits:
     vocab_size: int
     block_size: int
 
+    @property
+    def max_num_blocks(self) -> int:
+        """KV blocks that all slots together can fill."""
+        return self.max_batch_size * -(-self.max_model_len // self.block_size)
+
 
 @dataclass(slots=True)
 class _Staged:
@@ -115,6 +120,12 @@ class Slots:
                     raise CommandRefused(f"slot {slot} is free already", slots=[slot])
             case Load() if self._owned:
                 raise CommandRefused("the weights are loaded already")
+            case Load(num_blocks):
+                if not 1 <= num_blocks <= self.limits.max_num_blocks:
+                    raise CommandRefused(
+                        f"{num_blocks} KV blocks are to be reserved; all slots together can fill 1 to "
+                        f"{self.limits.max_num_blocks}"
+                    )
             case _:
                 self._check_rows(command, command_rows(command))
 

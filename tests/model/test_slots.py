@@ -195,3 +195,11 @@ def test_a_head_that_settles_something_else_is_out_of_step(settled: Any) -> None
     stream.prefill(0, 4, 0, ok=False)
     with pytest.raises(Desync):
         stream.slots.settle(settled)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 65, 2**32 - 1])
+def test_a_load_that_reserves_no_block_or_more_than_all_slots_can_fill_is_refused(num_blocks: int) -> None:
+    slots = Slots(LIMITS, SequenceState, lambda seq: None)
+    with pytest.raises(CommandRefused, match="all slots together can fill 1 to 64"):
+        slots.check(Load(num_blocks))
+    slots.check(Load(64))
