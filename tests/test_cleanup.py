@@ -120,6 +120,16 @@ def test_nothing_is_left_when_the_worker_was_stopped_before(
     check_end(observed, run, pids)
 
 
+def test_a_name_that_is_taken_is_refused_and_the_engine_that_has_it_goes_on(model: Path, observed: Observed) -> None:
+    first, pids = start_and_wait(model, observed, "idle")
+    second = start(model, observed.ray, "idle").wait()
+    assert second.returncode == 1
+    assert f"StartError: an engine named '{NAME}' runs on this Ray already" in second.stderr
+    assert observed.ask(f"ranks {NAME} 2") == {"pids": pids, "phase": "ready"}
+    check_end(observed, first, pids)
+    assert first.process.returncode == 0
+
+
 @pytest.mark.timeout(1200)
 def test_many_starts_in_a_row_leave_the_script_and_ray_as_they_were(
     model: Path, observed: Observed, scale: int

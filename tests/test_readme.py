@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What README shows is run as it stands there, with a tiny checkpoint where it says path/to/checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metrale_ray import demo
+from metrale_ray.cli_flags import make_parser
+from tests.fixtures.tiny import write_tiny
+from tests.fixtures.tokenizer import write_tokenizer
+from tests.processes import OwnRay
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+TIMEOUT_S = 200.0
+HERE_ALREADY = ("doctor", "inspect")  # need no engine
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """The lines that begin with our command, without their comments."""
+    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("metrale-ray ")]
+    return [re.sub(r"\s+#.*$", "", line) for line in lines]
+
+
+LOCAL = [command for command in commands() if "HOST" not in command]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the examples name, and a demo model that is there already."""
+    folder = tmp_path_factory.mktemp("readme")
+    for checkpoint in (folder / "path" / "to" / "checkpoint", folder / "cache" / demo.NAME):
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(write_tiny(checkpoint, "mixtral"))
+    (folder / "engine.yaml").write_text("model: path/to/checkpoint\nep-size: 2\n")
+    (folder / "prompts.jsonl").write_text('{"prompt": "one two"}\n{"prompt_token_ids": [1, 2, 3]}\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(place: Path) -> Iterator[dict[str, str]]:
+    """One Ray for all of them: they start faster."""
+    with OwnRay(place, num_cpus=4) as ray:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        yield {
+            **os.environ,
+            **ray.entry,
+            "RAY_ADDRESS": ray.address,
+            "PATH": path,
+            "METRALE_CACHE_DIR": str(place / "cache"),
+        }
+
+
+def run(argv: list[str], place: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, input="hello\n", cwd=place, env=environment, text=True, capture_output=True, timeout=TIMEOUT_S
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_a_python_example_runs(place: Path, environment: dict[str, str], number: int) -> None:
+    done = run([sys.executable, "-c", blocks("python")[number]], place, environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("command", LOCAL)
+def test_a_command_runs(place: Path, environment: dict[str, str], command: str) -> None:
+    if shlex.split(command)[1] in HERE_ALREADY:
+        environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
+    done = run(["bash", "-c", command], place, environment)
+    assert done.returncode == 0, done.stderr
+    if ">" in command:
+        assert (place / "answers.jsonl").read_text().count("\n") == 2
+    else:
+        assert done.stdout.strip()
+
+
+def test_every_command_has_flags_that_exist() -> None:
+    assert len(commands()) > len(LOCAL) >= 6
+    for command in commands():
+        make_parser().parse_args(shlex.split(command.partition(" > ")[0])[1:])
