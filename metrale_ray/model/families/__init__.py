@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from metrale_ray.errors import CheckpointError
+from metrale_ray.model.excerpt import excerpt
 from metrale_ray.model.families import llama, mixtral, qwen3, qwen3_moe
+from metrale_ray.model.families.config_reader import ConfigReader
 from metrale_ray.model.families.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -16,14 +18,15 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
 }
+MAX_NAMED = 3  # of the architectures that a refusal repeats
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config.json. Raises CheckpointError for an architecture that is not in the table."""
-    architectures = config.get("architectures") or []
+    architectures = ConfigReader(config).texts("architectures")
     known = [name for name in architectures if name in FAMILIES]
     if len(known) != 1:
-        given = ", ".join(map(str, architectures)) or "none"
+        given = ", ".join(map(excerpt, architectures[:MAX_NAMED])) or "none"
         raise CheckpointError(
             f"config.json names the architecture {given}, which is not supported; supported are {', '.join(FAMILIES)}"
         )

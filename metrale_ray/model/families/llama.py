@@ -11,7 +11,7 @@ from typing import Any
 
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.families.config_reader import ConfigReader
-from metrale_ray.model.families.decoder_reader import read_decoder
+from metrale_ray.model.families.decoder_reader import Traits, read_decoder
 from metrale_ray.model.families.family import Family
 
 DEFAULT_THETA = 10_000.0
@@ -23,15 +23,17 @@ def read_config(values: Mapping[str, Any]) -> DecoderConfig:
     config.refuse("sliding_window", "every layer of this model attends to everything before")
     return read_decoder(
         config,
-        architecture="LlamaForCausalLM",
-        default_theta=DEFAULT_THETA,
-        default_norm_eps=1e-6,
-        sliding_window=None,
-        attention_bias=config.flag("attention_bias", False),
-        mlp_bias=config.flag("mlp_bias", False),
-        qk_norm=False,
-        moe=None,
-        sparse_layers=(False,) * config.count("num_hidden_layers"),
+        Traits(
+            architecture="LlamaForCausalLM",
+            default_theta=DEFAULT_THETA,
+            default_norm_eps=1e-6,
+            sliding_window=None,
+            attention_bias=config.flag("attention_bias", False),
+            mlp_bias=config.flag("mlp_bias", False),
+            qk_norm=False,
+            moe=None,
+            sparse_layers=(False,) * config.num_layers(),
+        ),
     )
 
 

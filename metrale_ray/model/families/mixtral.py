@@ -11,7 +11,7 @@ from typing import Any
 
 from metrale_ray.model.decoder_config import DecoderConfig, MoeConfig
 from metrale_ray.model.families.config_reader import ConfigReader
-from metrale_ray.model.families.decoder_reader import read_decoder
+from metrale_ray.model.families.decoder_reader import Traits, read_decoder
 from metrale_ray.model.families.family import ExpertsApart, ExpertsFused, Family
 
 DEFAULT_THETA = 1_000_000.0
@@ -29,14 +29,16 @@ def read_config(values: Mapping[str, Any]) -> DecoderConfig:
     )
     return read_decoder(
         config,
-        architecture="MixtralForCausalLM",
-        default_theta=DEFAULT_THETA,
-        default_norm_eps=1e-5,
-        sliding_window=config.count_or_none("sliding_window", None),
-        attention_bias=False,
-        qk_norm=False,
-        moe=moe,
-        sparse_layers=(True,) * config.count("num_hidden_layers"),
+        Traits(
+            architecture="MixtralForCausalLM",
+            default_theta=DEFAULT_THETA,
+            default_norm_eps=1e-5,
+            sliding_window=config.count_or_none("sliding_window", None),
+            attention_bias=False,
+            qk_norm=False,
+            moe=moe,
+            sparse_layers=(True,) * config.num_layers(),
+        ),
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from metrale_ray.errors import CheckpointError
 from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.excerpt import excerpt
 from metrale_ray.model.families.config_reader import ConfigReader
-from metrale_ray.model.families.decoder_reader import read_decoder
+from metrale_ray.model.families.decoder_reader import Traits, read_decoder
 from metrale_ray.model.families.family import Family
 
 DEFAULT_THETA = 10_000.0
@@ -30,21 +31,23 @@ def read_config(values: Mapping[str, Any]) -> DecoderConfig:
     window = config.count_or_none("sliding_window", DEFAULT_WINDOW) if has_window else None
     return read_decoder(
         config,
-        architecture="Qwen3ForCausalLM",
-        default_theta=DEFAULT_THETA,
-        default_norm_eps=1e-6,
-        default_head_dim=DEFAULT_HEAD_DIM,
-        sliding_window=window,
-        windowed_layers=_windowed_layers(config, window),
-        attention_bias=config.flag("attention_bias", False),
-        qk_norm=True,
-        moe=None,
-        sparse_layers=(False,) * config.count("num_hidden_layers"),
+        Traits(
+            architecture="Qwen3ForCausalLM",
+            default_theta=DEFAULT_THETA,
+            default_norm_eps=1e-6,
+            default_head_dim=DEFAULT_HEAD_DIM,
+            sliding_window=window,
+            windowed_layers=_windowed_layers(config, window),
+            attention_bias=config.flag("attention_bias", False),
+            qk_norm=True,
+            moe=None,
+            sparse_layers=(False,) * config.num_layers(),
+        ),
     )
 
 
 def _windowed_layers(config: ConfigReader, window: int | None) -> tuple[bool, ...]:
-    num_layers = config.count("num_hidden_layers")
+    num_layers = config.num_layers()
     if config.has("layer_types"):
         return _listed_layers(config, num_layers, window)
     first = config.count("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, at_least=0)
@@ -54,10 +57,10 @@ def _windowed_layers(config: ConfigReader, window: int | None) -> tuple[bool, ..
 def _listed_layers(config: ConfigReader, num_layers: int, window: int | None) -> tuple[bool, ...]:
     kinds = config.values["layer_types"]
     allowed = (FULL,) if window is None else (FULL, WINDOWED)
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in allowed for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in allowed for kind in kinds):
         needed = " (sliding_attention needs use_sliding_window and sliding_window)" if window is None else ""
         raise CheckpointError(
-            f"{config.where} sets layer_types to {kinds!r}; it must be a list with one of {', '.join(allowed)} "
+            f"{config.where} sets layer_types to {excerpt(kinds)}; it must be a list with one of {', '.join(allowed)} "
             f"for each of the {num_layers} layers{needed}"
         )
     return tuple(kind == WINDOWED for kind in kinds)

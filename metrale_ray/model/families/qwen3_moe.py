@@ -13,7 +13,7 @@ from typing import Any
 
 from metrale_ray.model.decoder_config import DecoderConfig, MoeConfig
 from metrale_ray.model.families.config_reader import ConfigReader
-from metrale_ray.model.families.decoder_reader import read_decoder
+from metrale_ray.model.families.decoder_reader import Traits, read_decoder
 from metrale_ray.model.families.family import ExpertsApart, ExpertsFused, Family
 
 DEFAULT_THETA = 10_000.0
@@ -27,22 +27,24 @@ def read_config(values: Mapping[str, Any]) -> DecoderConfig:
     sparse_layers = _sparse_layers(config)
     return read_decoder(
         config,
-        architecture="Qwen3MoeForCausalLM",
-        default_theta=DEFAULT_THETA,
-        default_norm_eps=1e-6,
-        sliding_window=config.count_or_none("sliding_window", DEFAULT_WINDOW) if windowed else None,
-        attention_bias=config.flag("attention_bias", False),
-        qk_norm=True,
-        moe=_read_moe(config) if any(sparse_layers) else None,
-        sparse_layers=sparse_layers,
+        Traits(
+            architecture="Qwen3MoeForCausalLM",
+            default_theta=DEFAULT_THETA,
+            default_norm_eps=1e-6,
+            sliding_window=config.count_or_none("sliding_window", DEFAULT_WINDOW) if windowed else None,
+            attention_bias=config.flag("attention_bias", False),
+            qk_norm=True,
+            moe=_read_moe(config) if any(sparse_layers) else None,
+            sparse_layers=sparse_layers,
+        ),
     )
 
 
 def _sparse_layers(config: ConfigReader) -> tuple[bool, ...]:
-    dense = config.counts("mlp_only_layers")
+    dense = frozenset(config.counts("mlp_only_layers"))
     step = config.count("decoder_sparse_step", 1)
     has_experts = config.one_name("num_experts", "num_local_experts") > 0
-    layers = range(config.count("num_hidden_layers"))
+    layers = range(config.num_layers())
     return tuple(has_experts and layer not in dense and (layer + 1) % step == 0 for layer in layers)
 
 

@@ -11,6 +11,7 @@ import math
 
 from metrale_ray.errors import CheckpointError
 from metrale_ray.model.decoder_config import RopeConfig
+from metrale_ray.model.excerpt import excerpt
 from metrale_ray.model.families.config_reader import ConfigReader
 
 SUPPORTED = ("default", "linear", "llama3", "yarn")
@@ -20,9 +21,9 @@ def read_rope(config: ConfigReader, default_theta: float) -> RopeConfig:
     """The rotary settings of a whole model. Raises CheckpointError for a kind or a switch that is not implemented."""
     values = config.values.get("rope_scaling") or config.values.get("rope_parameters") or {}
     if not isinstance(values, dict):
-        raise CheckpointError(f"{config.where} sets the rope parameters to {values!r}; they must be a mapping")
+        raise CheckpointError(f"{config.where} sets the rope parameters to {excerpt(values)}; they must be a mapping")
     rope = ConfigReader(values, f"{config.where} (rope parameters)")
-    kind = values.get("rope_type", values.get("type", "default"))
+    kind = next((values[key] for key in ("rope_type", "type") if rope.has(key)), "default")
     for reader in (config, rope):
         if reader.positive("partial_rotary_factor", 1.0) != 1.0:
             reader.refuse("partial_rotary_factor", "these families rotate the whole head")
@@ -38,7 +39,7 @@ def read_rope(config: ConfigReader, default_theta: float) -> RopeConfig:
             return _read_yarn(config, rope, theta)
         case _:
             raise CheckpointError(
-                f"{rope.where}: rope type {kind!r} is not supported; known are {', '.join(SUPPORTED)}"
+                f"{rope.where}: rope type {excerpt(kind)} is not supported; known are {', '.join(SUPPORTED)}"
             )
 
 
@@ -54,6 +55,8 @@ def _read_llama3(config: ConfigReader, rope: ConfigReader, theta: float) -> Rope
 
 
 def _read_yarn(config: ConfigReader, rope: ConfigReader, theta: float) -> RopeConfig:
+    if theta == 1.0:
+        raise CheckpointError(f"{config.where}: rope_theta is 1, and yarn divides by its logarithm; it must be another")
     original = _original_max_positions(config, rope)
     factor = rope.positive("factor", config.count("max_position_embeddings") / original)
     return RopeConfig(
