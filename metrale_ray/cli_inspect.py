@@ -25,7 +25,7 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.errors import StartError
 
 if TYPE_CHECKING:
-    from metrale_ray.model.decoder_config import DecoderConfig
+    from metrale_ray.model.decoder_config import DecoderConfig, MoeConfig
     from metrale_ray.model.inspection import Fit, Inspection, RankShare
 
 Row = tuple[str, str]
@@ -50,25 +50,14 @@ def inspect(config: EngineConfig, memory_bytes: int | None, answers: TextIO, *, 
 
 def describe(model: str, found: Inspection) -> dict[str, Any]:
     """The JSON object of a checkpoint that can be served; the keys are those of the file's docstring."""
-    decoder, moe = found.decoder, found.decoder.moe
     return {
         "model": model,
         "servable": True,
         "path": str(found.checkpoint.path),
         "digests": found.checkpoint.digests,
-        "architecture": decoder.architecture,
+        "architecture": found.decoder.architecture,
         "family": _family(found),
-        "layers": {
-            "total": decoder.num_layers,
-            "dense": decoder.num_layers - decoder.num_sparse_layers,
-            "sparse": decoder.num_sparse_layers,
-        },
-        "hidden_size": decoder.hidden_size,
-        "vocab_size": decoder.vocab_size,
-        "heads": {"query": decoder.num_heads, "key_value": decoder.num_kv_heads, "size": decoder.head_dim},
-        "experts": None
-        if moe is None
-        else {"count": moe.num_experts, "per_token": moe.experts_per_token, "intermediate_size": moe.intermediate_size},
+        **_sizes(found.decoder),
         "parameters": {
             "total": found.num_parameters,
             "active_per_token": found.num_active_parameters,
@@ -77,10 +66,10 @@ def describe(model: str, found: Inspection) -> dict[str, Any]:
         "dtype": found.dtype,
         "files": found.file_bytes,
         "file_bytes": sum(found.file_bytes.values()),
-        "context_length": decoder.max_positions,
+        "context_length": found.decoder.max_positions,
         "max_model_len": found.max_model_len,
-        "rope": dataclasses.asdict(decoder.rope),
-        "window": _window(decoder),
+        "rope": dataclasses.asdict(found.decoder.rope),
+        "window": _window(found.decoder),
         "cache": {
             "bytes_per_token": found.cache_bytes_per_token,
             "block_size": found.block_size,
@@ -91,13 +80,28 @@ def describe(model: str, found: Inspection) -> dict[str, Any]:
     }
 
 
+def _sizes(decoder: DecoderConfig) -> dict[str, Any]:
+    num_sparse = decoder.num_sparse_layers
+    return {
+        "layers": {"total": decoder.num_layers, "dense": decoder.num_layers - num_sparse, "sparse": num_sparse},
+        "hidden_size": decoder.hidden_size,
+        "vocab_size": decoder.vocab_size,
+        "heads": {"query": decoder.num_heads, "key_value": decoder.num_kv_heads, "size": decoder.head_dim},
+        "experts": None if decoder.moe is None else _experts(decoder.moe),
+    }
+
+
+def _experts(moe: MoeConfig) -> dict[str, int]:
+    return {"count": moe.num_experts, "per_token": moe.experts_per_token, "intermediate_size": moe.intermediate_size}
+
+
 def _refusal(error: StartError) -> dict[str, str]:
     return {"code": error.code, "reason": error.message}
 
 
 def _family(found: Inspection) -> str | None:
     family = found.checkpoint.config.get("model_type")
-    return family if isinstance(family, str) else None
+    return family if isinstance(family, str) and family.isprintable() else None
 
 
 def _window(decoder: DecoderConfig) -> dict[str, int] | None:

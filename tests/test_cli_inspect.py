@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from metrale_ray import cli_inspect
 from metrale_ray.cli import main
 from tests.fixtures.tiny import write_tiny
+from tests.model.families import odd_values
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +127,33 @@ def test_what_cannot_be_served_has_a_reason_and_3(
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert (found["servable"], found["code"], found["model"]) == (False, "checkpoint_error", str(folder))
-    assert "GPT2LMHeadModel, which is not supported" in found["reason"]
+    assert "'GPT2LMHeadModel', which is not supported" in found["reason"]
     assert err == f"error: {found['reason']}\n"
     assert main(["inspect", str(folder)]) == 3
     assert capsys.readouterr().out == ""
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_configuration_with_any_odd_values_gives_an_object_or_3_with_one_line(
+    data: st.DataObject, sparse: Path, odd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((sparse / "config.json").read_text())
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=2)):
+        config[key] = data.draw(odd_values.values())
+    (odd / "config.json").write_text(json.dumps(config))
+    for as_json in (["--json"], []):
+        code = main(["inspect", str(odd), "--memory", "1MiB", *as_json])
+        out, err = capsys.readouterr()
+        assert (code, err.count("\n")) in ((0, 0), (3, 1))
+        assert not as_json or json.loads(out)["servable"] == (code == 0)
+
+
+@pytest.fixture
+def odd(sparse: Path, tmp_path: Path) -> Path:
+    """A folder with the weights of `sparse`, for another configuration."""
+    (tmp_path / "model.safetensors").symlink_to(sparse / "model.safetensors")
+    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_mistakes_that_files_show_are_found_before_anything_starts(tmp_path: Pat
     folder = write_tiny(tmp_path, "qwen3_moe")
     config = json.loads((folder / "config.json").read_text())
     for changes, message in (
-        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM, which is not supported"),
+        ({"architectures": ["GemmaForCausalLM"]}, "'GemmaForCausalLM', which is not supported"),
         ({"num_hidden_layers": 4}, "missing from the checkpoint"),
     ):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))

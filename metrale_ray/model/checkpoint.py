@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from metrale_ray.errors import CheckpointError
+from metrale_ray.model.excerpt import excerpt
+from metrale_ray.model.families.config_reader import MAX_COUNT
 from metrale_ray.model.hub import locate
 from metrale_ray.model.safetensors_file import TensorRecord, first_few, read_header, unique_keys
 from metrale_ray.model.tensor_reader import TensorReader
@@ -79,7 +81,7 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     """
     folder = locate(model, revision)
     config_bytes, config = _read_json(folder / CONFIG)
-    has_generation = (folder / GENERATION_CONFIG).exists()
+    has_generation = os.path.lexists(folder / GENERATION_CONFIG)
     generation_bytes, generation = _read_json(folder / GENERATION_CONFIG) if has_generation else (b"", {})
     for file, values in ((CONFIG, config), (GENERATION_CONFIG, generation)):
         _check_eos(folder / file, values.get("eos_token_id"))
@@ -95,6 +97,8 @@ def _read_json(file: Path) -> tuple[bytes, dict[str, Any]]:
         content = file.read_bytes()
         values = json.loads(content, object_pairs_hook=unique_keys)
     except FileNotFoundError as error:
+        if file.is_symlink():
+            raise CheckpointError(f"{file} is a link to {file.readlink()}, which is not there") from error
         raise CheckpointError(f"{file.parent} is not a checkpoint: it has no {file.name}") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
@@ -107,8 +111,8 @@ def _read_json(file: Path) -> tuple[bytes, dict[str, Any]]:
 
 def _check_eos(file: Path, value: Any) -> None:
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-        raise CheckpointError(f"{file}: eos_token_id is {value!r}; it must be a token id or a list of them")
+    if not all(type(token_id) is int and 0 <= token_id <= MAX_COUNT for token_id in ids):
+        raise CheckpointError(f"{file}: eos_token_id is {excerpt(value)}; it must be a token id or a list of them")
 
 
 def _read_headers(folder: Path) -> Headers:
@@ -127,7 +131,7 @@ def _read_headers(folder: Path) -> Headers:
 def _read_shards(folder: Path) -> Headers:
     """The headers of the shards, checked against the index; empty when there is neither an index nor a shard."""
     found = {file.name for file in folder.glob(SHARDS)}
-    if not (folder / INDEX).exists():
+    if not os.path.lexists(folder / INDEX):
         if found and not (folder / SINGLE).is_file():
             raise CheckpointError(
                 f"{folder} has {len(found)} shard(s) ({first_few(found)}) and no {INDEX}, so what should be there is "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from metrale_ray.errors import CheckpointError, ConfigError
+from metrale_ray.model.excerpt import excerpt
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,5 +25,7 @@ def resolve_dtype(name: str, checkpoint_config: Mapping[str, Any]) -> torch.dtyp
         return DTYPES[name]
     given = checkpoint_config.get("dtype") or checkpoint_config.get("torch_dtype") or "float32"
     if str(given).removeprefix("torch.") not in DTYPES:
-        raise CheckpointError(f"config.json sets the dtype to {given!r}; set dtype to one of {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"config.json sets the dtype to {excerpt(given)}; set dtype to one of {', '.join(DTYPES)}"
+        )
     return DTYPES[str(given).removeprefix("torch.")]

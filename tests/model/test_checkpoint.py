@@ -110,12 +110,21 @@ def test_the_ids_that_end_a_text_are_those_of_the_generation_config_if_it_names_
     assert open_checkpoint(str(tmp_path)).eos_token_ids == expected
 
 
-@pytest.mark.parametrize("value", ["x", -1, True, [1, None], {}, 1.0])
+@pytest.mark.parametrize("value", ["x", -1, True, [1, None], {}, 1.0, 2**31, [10**400]])
 def test_an_end_of_text_that_is_no_token_id_is_refused(tmp_path: Path, value: Any) -> None:
     write_single(tmp_path)
     for name in ("generation_config.json", "config.json"):
         (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
         assert f"{name}: eos_token_id is" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_link_to_a_file_that_is_not_there_is_refused_and_not_taken_for_absent(tmp_path: Path, name: str) -> None:
+    write_single(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("../blobs/gone")
+    with pytest.raises(CheckpointError, match=f"{name} is a link to ../blobs/gone, which is not there"):
+        open_checkpoint(str(tmp_path))
 
 
 def test_the_digests_are_those_of_any_copy_and_others_for_another_header_configuration_or_value(tmp_path: Path) -> None:
