@@ -21,12 +21,12 @@ from typing import Any
 
 import metrale_ray
 from metrale_ray.errors import MetraleError
+from metrale_ray.model import memory as of_process
+from metrale_ray.model.control_groups import ROOT, first_line, groups, lines
 
 PACKAGES = ("ray", "torch", "pyzmq", "msgpack", "safetensors", "transformers", "numpy")
-ROOT = Path("/")
 SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address, see netdevice(7)
 GPU_TIMEOUT_S = 10.0
-CGROUP_MAX = 2**60  # version 1 writes "no limit" as a number near 2**63
 
 
 def collect(model: str | None = None, revision: str | None = None, root: Path = ROOT) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def addresses(root: Path = ROOT) -> dict[str, list[str]]:
             except OSError:
                 continue  # it has none
             found.setdefault(name, []).append(socket.inet_ntoa(answer[20:24]))
-    for line in _lines(root / "proc/net/if_inet6"):
+    for line in lines(root / "proc/net/if_inet6"):
         number, *_, name = line.split()
         found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number)))
     return found
@@ -100,7 +100,7 @@ def shared_memory(root: Path = ROOT) -> dict[str, int]:
 def cores(root: Path = ROOT) -> dict[str, Any]:
     """Cores that this process may use: its affinity, and its control group's quota if that is less."""
     usable = float(len(os.sched_getaffinity(0)))
-    for folder in _groups(root, "cpu"):
+    for folder in groups("cpu", root):
         quota = _quota(folder)
         usable = usable if quota is None else min(usable, quota)
     return {"cores": usable, "machine_cores": os.cpu_count()}
@@ -108,9 +108,9 @@ def cores(root: Path = ROOT) -> dict[str, Any]:
 
 def _quota(folder: Path) -> float | None:
     """Cores' worth of time that a control group allows, None for no limit."""
-    parts = _first(folder / "cpu.max").split()
+    parts = first_line(folder / "cpu.max").split()
     if not parts:
-        parts = [_first(folder / "cpu.cfs_quota_us"), _first(folder / "cpu.cfs_period_us")]
+        parts = [first_line(folder / "cpu.cfs_quota_us"), first_line(folder / "cpu.cfs_period_us")]
     if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
         return None  # "max", or -1 in version 1
     return int(parts[0]) / int(parts[1])
@@ -118,21 +118,8 @@ def _quota(folder: Path) -> float | None:
 
 def memory(root: Path = ROOT) -> dict[str, Any]:
     """Memory that this process can still get, and its control group's limit where there is one."""
-    available = next((int(line.split()[1]) * 1024 for line in _meminfo(root) if line.startswith("MemAvailable:")), None)
-    limits = []
-    for folder in _groups(root, "memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _first(folder / limit_name), _first(folder / used_name)
-            if limit.isdigit() and used.isdigit() and int(limit) < CGROUP_MAX:
-                limits.append((int(limit), max(0, int(limit) - int(used))))
-    left = [*([] if available is None else [available]), *(free for _, free in limits)]
-    return {
-        "memory": min(left, default=None),
-        "memory_limit": min((limit for limit, _ in limits), default=None),
-    }
+    found = of_process.memory(root)
+    return {"memory": found.available_bytes, "memory_limit": found.limit_bytes}
 
 
 def open_files() -> dict[str, int]:
@@ -155,7 +142,7 @@ def gpus() -> dict[str, list[str]]:
 
 def port_range(root: Path = ROOT) -> list[int] | None:
     """The ports that the system chooses from for a socket that names none."""
-    parts = _first(root / "proc/sys/net/ipv4/ip_local_port_range").split()
+    parts = first_line(root / "proc/sys/net/ipv4/ip_local_port_range").split()
     return [int(part) for part in parts] if len(parts) == 2 else None
 
 
@@ -172,34 +159,6 @@ def checkpoint(model: str, revision: str | None) -> dict[str, Any]:
     except (ImportError, OSError) as error:
         return {"checkpoint_error": _text(error)}
     return {"checkpoint_digests": dict(found.digests)}
-
-
-def _groups(root: Path, controller: str) -> list[Path]:
-    """The folders of this process's control group and of those around it, for either version."""
-    folders: list[Path] = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / (controllers and controller)
-        inner = top / path.lstrip("/")
-        folders += [inner, *(parent for parent in inner.parents if parent.is_relative_to(top))]
-    return folders
-
-
-def _meminfo(root: Path) -> list[str]:
-    return _lines(root / "proc/meminfo")
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-
-
-def _first(file: Path) -> str:
-    return next(iter(_lines(file)), "").strip()
 
 
 def _text(error: BaseException) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from metrale_ray.model.control_groups import ROOT, lines
+
 # torch, oneDNN and MKL pick their kernels by these, and by the maker.
 FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_int8")
 
@@ -30,19 +32,19 @@ def source_digest(package: Path) -> str:
     return digest.hexdigest()
 
 
-def instructions(device: torch.device) -> str:
+def instructions(device: torch.device, root: Path = ROOT) -> str:
     """The processor's or the GPU's kind, as far as kernels are chosen by it."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-    maker, flags = _processor()
+    maker, flags = _processor(root)
     known = " ".join(flag for flag in FLAGS if flag in flags)
     return f"{torch.backends.cpu.get_cpu_capability()} {maker} {known}".strip()
 
 
-def _processor() -> tuple[str, set[str]]:
+def _processor(root: Path) -> tuple[str, set[str]]:
     """Maker and flags of the first core; empty where /proc/cpuinfo does not tell."""
     fields: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+    for line in lines(root / "proc/cpuinfo"):
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     return fields.get("vendor_id", ""), set(fields.get("flags", "").split())

@@ -11,7 +11,6 @@ import os
 import platform
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -27,6 +26,7 @@ from metrale_ray.model.execute import OnProgress, Replica
 from metrale_ray.model.families import family_of
 from metrale_ray.model.faults import Faults
 from metrale_ray.model.identity import build, instructions
+from metrale_ray.model.memory import memory
 from metrale_ray.model.slots import SlotLimits, Slots
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.model.weights import kv_block_bytes, shard_bytes
@@ -189,14 +189,6 @@ def _cache_budget_bytes(setup: RankSetup) -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that this process can still get: the machine's, or its control group's if that is less."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists():
-        text = limit.read_text(encoding="ascii").strip()
-        if text != "max":
-            available = min(available, int(text) - int(used.read_text(encoding="ascii")))
-    return available
+    """Memory that this process can still get; the free pages alone where the system tells no more."""
+    available = memory().available_bytes
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available

@@ -17,17 +17,9 @@ from metrale_ray.doctor.facts import NodeFacts
 from metrale_ray.doctor.node_rules import judge_node
 from metrale_ray.model import identity
 from tests.fixtures.tiny import write_tiny
+from tests.model.test_memory import machine
 
 MIB = 2**20
-
-
-def machine(root: Path, files: dict[str, str]) -> Path:
-    """A machine's files."""
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return root
 
 
 def test_this_machine_is_seen_whole() -> None:
@@ -92,15 +84,6 @@ def test_a_control_groups_limits_count_also_those_of_the_groups_around_it(
     root = machine(tmp_path, {**files, "proc/meminfo": "MemTotal: 1 kB\nMemAvailable:   204800 kB\n"})
     assert cores(root)["cores"] == 0.5
     assert memory(root) == {"memory": 40 * MIB, "memory_limit": 100 * MIB}
-
-
-def test_a_group_that_uses_more_than_its_limit_has_nothing_left(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "0::/\n",
-        "sys/fs/cgroup/memory.max": "100\n",
-        "sys/fs/cgroup/memory.current": "200\n",
-    }
-    assert memory(machine(tmp_path, files))["memory"] == 0
 
 
 def test_addresses_of_the_sixth_version_are_read_from_the_systems_list(tmp_path: Path) -> None:

@@ -24,7 +24,16 @@ def test_the_digest_of_sources_is_another_one_when_a_file_or_its_name_differs(tm
     assert identity.build() == identity.source_digest(Path(identity.__file__).parents[1])
 
 
+def test_a_machine_that_does_not_tell_its_processor_has_no_maker_and_no_flags(tmp_path: Path) -> None:
+    assert identity.instructions(torch.device("cpu"), tmp_path) == torch.backends.cpu.get_cpu_capability()
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor : 0\nvendor_id\t: Maker\nflags\t\t: fma avx2\n\nvendor_id : Other\n"
+    )
+    assert identity.instructions(torch.device("cpu"), tmp_path).endswith(" Maker fma avx2")
+
+
 def test_the_instructions_name_what_kernels_are_chosen_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_processor", lambda: ("Maker", {"fma", "avx2", "sse2"}))
+    monkeypatch.setattr(identity, "_processor", lambda root: ("Maker", {"fma", "avx2", "sse2"}))
     capability = torch.backends.cpu.get_cpu_capability()
     assert identity.instructions(torch.device("cpu")) == f"{capability} Maker fma avx2"

@@ -12,8 +12,11 @@ import torch
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, StartError
+from metrale_ray.model import ranks
+from metrale_ray.model.memory import memory
 from metrale_ray.model.ranks import differences, introduce, open_rank
-from metrale_ray.model.weights import kv_block_bytes
+from metrale_ray.model.weights import kv_block_bytes, shard_bytes
+from tests.model.test_memory import machine
 
 TINY = Callable[[str], Path]
 
@@ -66,6 +69,25 @@ def test_a_given_cache_size_is_kept_to_the_block(tiny: TINY) -> None:
 def test_no_more_blocks_are_taken_than_all_slots_can_fill(tiny: TINY) -> None:
     given = config(tiny("qwen3"), max_batch_size=3, max_model_len=33, kv_cache_memory=2**30)
     assert introduce(open_rank(given, 0)).num_blocks == 3 * 3
+
+
+def test_a_default_cache_keeps_to_what_the_process_own_control_group_leaves(
+    tiny: TINY, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = open_rank(config(tiny("qwen3"), dtype="float32", ep_size=2), 0)
+    shard = shard_bytes(setup.checkpoint, setup.decoder, 0, 2, torch.float32)
+    block_bytes = kv_block_bytes(setup.decoder, 16, torch.float32)
+    left = 2 * shard + 2 * 2 * 5 * block_bytes  # two ranks take half of the rest, five blocks each
+    machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user/job\n",
+            "sys/fs/cgroup/user/job/memory.max": f"{left}\n",
+            "sys/fs/cgroup/user/job/memory.current": "0\n",
+        },
+    )
+    monkeypatch.setattr(ranks, "memory", lambda: memory(tmp_path))
+    assert introduce(setup).num_blocks == 5
 
 
 def test_a_cache_too_small_for_one_block_is_refused_with_both_sizes(tiny: TINY) -> None:
