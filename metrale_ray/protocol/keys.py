@@ -12,8 +12,7 @@ stranger.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import zmq
 from zmq.utils import z85
@@ -29,12 +28,20 @@ CURVE_FRAME_BYTES = 33
 _ZAP_DOMAIN = b"metrale"
 
 
-@dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key, which others may know, and its secret, which stays here."""
+    """A public key, which others may know, and its secret, which stays here.
 
-    public: str
-    secret: str = field(repr=False)
+    No dataclass: what lists the fields of one, as `asdict` does, would give the secret out.
+    """
+
+    __slots__ = ("public", "secret")
+
+    def __init__(self, public: str, secret: str) -> None:
+        self.public: Final = public
+        self.secret: Final = secret
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a key pair holds a secret and cannot be copied or pickled; send its public key")

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
+import pprint
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from metrale_ray.errors import StartError
 from metrale_ray.protocol.front.client import FrontClient
-from metrale_ray.protocol.keys import KEY_CHARACTERS, new_keys, raw_key
+from metrale_ray.protocol.keys import KEY_CHARACTERS, KeyPair, new_keys, raw_key
 from metrale_ray.protocol.zmq_transport import ZmqTransport
 from tests.protocol.front_rig import running
 
@@ -33,7 +35,22 @@ def test_each_pair_is_new_and_its_public_half_belongs_to_its_secret() -> None:
 def test_no_text_of_a_pair_shows_its_secret() -> None:
     pair = new_keys()
     assert pair.public in repr(pair)
-    assert pair.secret not in repr(pair) + str(pair) + f"{pair}" + repr([pair])
+    assert pair.secret not in repr(pair) + str(pair) + f"{pair}" + repr([pair]) + pprint.pformat(pair)
+
+
+@pytest.mark.parametrize("list_fields", [dataclasses.asdict, dataclasses.astuple, dataclasses.fields, vars])
+def test_nothing_lists_what_a_pair_holds(list_fields: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError):
+        list_fields(new_keys())
+
+
+def test_what_holds_a_pair_cannot_be_taken_apart_either() -> None:
+    @dataclasses.dataclass
+    class Holder:
+        keys: KeyPair
+
+    with pytest.raises(TypeError, match="send its public key"):
+        dataclasses.asdict(Holder(new_keys()))
 
 
 @pytest.mark.parametrize("leave", [pickle.dumps, copy.copy, copy.deepcopy])

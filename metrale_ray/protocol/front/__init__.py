@@ -12,7 +12,10 @@ A session: Open, Opened, then any number of Submit, Abort and Finish one way and
 front says how many Outputs it has taken; one that falls too far behind, is silent, or says what the protocol does not
 allow is dropped, and its requests are aborted. Dead ends a session: no answer comes on it any more.
 
-What it leaves out: who may connect. The address is given to trusted processes only, and listens on one interface.
+Who may connect is decided by keys (`protocol.keys`): the head takes the fronts whose public keys it was told, and no
+others, and a front speaks to the owner of the head's key alone. All of it is encrypted.
+
+What it leaves out: what a request's tokens mean, and how the keys get to both sides.
 """
 
 from metrale_ray.protocol.front.client import FrontClient
