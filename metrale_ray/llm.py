@@ -11,14 +11,13 @@ EngineDead naming the rank and the reason. A failed request is an answer too (fi
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from metrale_ray.cluster import Cluster
 from metrale_ray.config import EngineConfig, from_mapping
@@ -30,18 +29,14 @@ from metrale_ray.protocol.front import FrontClient
 from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.front import Front
+from metrale_ray.serve.loop_thread import LoopThread
 from metrale_ray.serve.outputs import RequestOutput
 from metrale_ray.serve.prompts import Prompt, PromptRequest
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
-from metrale_ray.serve.turns import Turns
+from metrale_ray.serve.watch import WHY_S, Watch
 
 Messages = Sequence[Mapping[str, Any]]
-T = TypeVar("T")
-
-# How often the driver asks Ray whether a rank has ended; the front's own session usually knows first.
-WATCH_S = 1.0
-# How long a call that saw the engine die waits for the reason that Ray has, before it raises what it saw.
-WHY_S = 2.5
+CLOSED = "this LLM was closed"
 # The head is ready and on the same network: it opens a session at once.
 OPEN_TIMEOUT_S = 30.0
 
@@ -55,34 +50,48 @@ class LLM:
 
     def __init__(self, model: str | EngineConfig | None = None, **settings: Any) -> None:
         self.config = _config(model, settings).resolved()
-        self._closed = False
-        self._lock = threading.Lock()  # between a call that begins and `close`
-        self._why = threading.Event()  # the watch knows why the engine has ended
-        self._death: EngineDead | None = None
+        self._is_closed = False
+        self._closing = threading.RLock()  # one thread at a time; a signal's handler may close in the middle of it
+        self._steps = contextlib.ExitStack()  # how to end what was started, the last first, each whatever happens
         checkpoint = open_checkpoint(self.config.model, self.config.revision)
         decoder = read_decoder_config(checkpoint)
         plan_weights(checkpoint, decoder, 0, self.config.ep_size)  # refuse before Ray starts
         # Tokens of one sequence, prompt and answer.
         self.max_model_len = self.config.max_model_len or decoder.max_positions
         self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint.path)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """Start everything; each thing's end is noted before it begins, as an interrupt may come at any moment."""
         self._cluster = Cluster(self.config)
+        self._steps.callback(self._cluster.close)
         with LoadProgress(self.config.ep_size) as progress:
             self._cluster.start(progress.update)
+        self._watch = Watch(self._cluster.wait_ended, lambda death: self._client.die(death.message, death.rank))
+        self._steps.callback(self._watch.join)
+        self._steps.callback(self._cluster.stop)  # the ranks end, and with them the watch
+        self._loop = LoopThread("llm-loop", CLOSED)
+        self._steps.callback(self._loop.close)
+        self._loop.start()
+        self._open_front()
+        self._steps.callback(self._watch.stop)
+        self._watch.start()
+        self._steps.callback(atexit.unregister, self.close)
+        atexit.register(self.close)  # a script that forgets to; Ray's own end comes after this
+
+    def _open_front(self) -> None:
         try:
             self._client = _connect(self._cluster.front_address, self._cluster.front_keys, self._cluster.head_key)
+            self._steps.callback(self._client.close)
             # Half of the head's queue: other fronts have room, and no request is refused for the queue's length.
             self._front = Front(self._client, self.tokenizer, max_waiting=max(1, self.config.max_queue_len // 2))
-        except BaseException:
-            self._cluster.close()
-            raise
-        self._loop = asyncio.new_event_loop()
-        self._threads = [
-            threading.Thread(target=self._loop.run_forever, name="llm-loop", daemon=True),
-            threading.Thread(target=self._watch, name="llm-watch", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self.close)  # a script that forgets to; Ray's own end comes after this
+        except EngineDead as seen:
+            known = self._cluster.wait_ended(WHY_S) or seen
+            raise StartError(f"the engine ended as soon as it was ready: {known.message}", rank=known.rank) from seen
 
     def __enter__(self) -> LLM:
         return self
@@ -122,7 +131,7 @@ class LLM:
         """Like `generate`, but give each answer as soon as it and all before it are there."""
         self._check_open()
         requests = self._front.prepare.requests(prompts, sampling_params, priority, timeout_s)
-        return self._read(self._all(requests, progress))
+        return self._loop.read(self._all(requests, progress))
 
     def chat(
         self,
@@ -150,7 +159,7 @@ class LLM:
         Leaving the loop early aborts the request on every rank.
         """
         self._check_open()
-        return self._read(self._stream(self._one(prompt, sampling_params, priority, timeout_s)))
+        return self._loop.read(self._stream(self._one(prompt, sampling_params, priority, timeout_s)))
 
     def stream_chat(
         self,
@@ -181,75 +190,23 @@ class LLM:
         """Gauges, counters, and the ranks with their process ids and nodes. Raises EngineDead."""
         self._check_open()
         if self._client.death is not None:
-            raise self._death or self._client.death
+            raise self._watch.death or self._client.death
         return self._cluster.stats()
 
     def close(self) -> None:
-        """End the engine and everything started for it. May be called twice."""
-        atexit.unregister(self.close)
-        with self._lock:
-            first, self._closed = not self._closed, True
-        with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
-            closing.callback(self._cluster.close)
-            if first:
-                closing.callback(self._end_threads)
-            closing.callback(self._cluster.stop)  # the ranks end, and with them the watch
-            closing.callback(self._client.close)
-
-    def _end_threads(self) -> None:
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        for thread in self._threads:
-            thread.join()
-        self._loop.close()
-
-    def _watch(self) -> None:
-        """Wait for a rank to end: Ray knows the reason that a worker gave, which the head may not."""
-        while not self._closed:
-            death = self._cluster.wait_ended(WATCH_S)
-            if death is not None and not self._closed:
-                self._death = death
-                self._why.set()
-                self._client.die(death.message, death.rank)
-                return
+        """End the engine and all that was started for it; who waits gets EngineDead. May be called twice."""
+        self._is_closed = True
+        with self._closing:
+            self._steps.close()
 
     async def _dead(self, seen: EngineDead) -> EngineDead:
-        """The death as it is told to the caller: what the front saw, or, soon after, what Ray knows of its rank."""
-        if not self._closed:
-            await asyncio.to_thread(self._why.wait, WHY_S)
-        known = self._death
-        if known is None or (seen.rank is not None and known.rank != seen.rank):
-            return seen
-        return EngineDead(known.message, rank=known.rank)
+        """The death as it is told to the caller: one that comes of closing is no finding."""
+        known = seen if self._is_closed else await self._watch.explain(seen)
+        return EngineDead(CLOSED) if self._is_closed else known
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise EngineDead("this LLM was closed")
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        with self._lock:
-            if self._closed:
-                work.close()
-                raise EngineDead("this LLM was closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C: the coroutine's own clean-up aborts what runs
-            raise
-
-    def _read(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """The items of the loop's thread, in the caller's."""
-        turns = Turns(items)
-        try:
-            while True:
-                try:
-                    yield self._wait(turns.next())
-                except StopAsyncIteration:
-                    return
-        finally:
-            if not self._closed:
-                self._wait(turns.close())
+        if self._is_closed:
+            raise EngineDead(CLOSED)
 
     async def _all(self, requests: Sequence[PromptRequest], progress: bool) -> AsyncGenerator[RequestOutput, None]:
         with counted(len(requests), "prompts", shown=progress) as advance:
@@ -306,11 +263,3 @@ def _connect(address: str, keys: KeyPair, head_key: str) -> FrontClient:
             raise StartError(f"the head at {address} did not open a session: {error}") from error
         raise
     return client
-
-
-async def _cancel_all() -> None:
-    """End every task of this loop but this one, and wait for their clean-up."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
