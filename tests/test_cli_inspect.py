@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metrale_ray import cli_inspect
 from metrale_ray.cli import main
+from metrale_ray.model import hub
 from tests.fixtures.tiny import write_tiny
 from tests.model.families import odd_values
 
@@ -131,6 +134,30 @@ def test_what_cannot_be_served_has_a_reason_and_3(
     assert err == f"error: {found['reason']}\n"
     assert main(["inspect", str(folder)]) == 3
     assert capsys.readouterr().out == ""
+
+
+def test_a_hub_id_that_is_not_in_the_cache_is_not_fetched_and_what_a_start_would_do_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_download", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert main(["inspect", "owner/model"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "'owner/model' is not in the hub's cache here" in err
+    assert "a start would fetch it whole" in err
+
+
+def test_a_hub_id_in_the_cache_is_looked_at_where_it_is(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--owner--model" / "snapshots" / ("c" * 40)
+    shutil.copytree(dense, snapshot)
+    monkeypatch.setattr(hub, "_download", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    found = inspect_json(capsys, "owner/model", "--revision", "c" * 40)
+    assert (found["model"], found["path"]) == ("owner/model", str(snapshot))
 
 
 @given(data=st.data())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Looking at this machine: `collect` gives the facts of one process's surroundings as a plain mapping.
 
-Rules. Each fact is looked for on its own, and one that cannot be seen is left out. Nothing is changed or kept.
+Rules. Each fact is looked for on its own, and one that cannot be seen is left out. Nothing is changed, fetched or kept.
 What reads files takes their folder, so that tests can bring another machine.
 """
 
@@ -34,7 +34,7 @@ def collect(model: str | None = None, revision: str | None = None, root: Path = 
     facts: dict[str, Any] = {"host": socket.gethostname(), "versions": versions(), "addresses": addresses(root)}
     facts |= {**shared_memory(root), **cores(root), **memory(root), **open_files(), **gpus()}
     facts["port_range"] = port_range(root)
-    facts |= _libraries()
+    facts |= _libraries(root)
     if model is not None:
         facts |= checkpoint(model, revision)
     return facts
@@ -51,7 +51,7 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def _libraries() -> dict[str, Any]:
+def _libraries(root: Path) -> dict[str, Any]:
     """What only importing tells, and the reason where an import fails."""
     facts: dict[str, Any] = {"import_errors": {}}
     try:
@@ -65,7 +65,7 @@ def _libraries() -> dict[str, Any]:
         from metrale_ray.model.device import cuda_version, resolve_device
 
         facts |= {"build": identity.build(), "torch_cuda": cuda_version()}
-        facts["instructions"] = identity.instructions(resolve_device("cpu"))
+        facts["instructions"] = identity.instructions(resolve_device("cpu"), root)
     except (ImportError, OSError) as error:  # a shared library that is missing is an OSError
         facts["import_errors"]["torch"] = _text(error)
     return facts
@@ -147,18 +147,31 @@ def port_range(root: Path = ROOT) -> list[int] | None:
 
 
 def checkpoint(model: str, revision: str | None) -> dict[str, Any]:
-    """The digests of the checkpoint's files as this machine has them, or why it cannot be served from here."""
-    try:
-        from metrale_ray.model.checkpoint import open_checkpoint
-        from metrale_ray.model.weights import plan_weights, read_decoder_config
+    """The digests of the checkpoint's files as this machine has them, or why it cannot be served from here.
 
-        found = open_checkpoint(model, revision)
-        plan_weights(found, read_decoder_config(found), 0, 1)
+    Nothing is fetched: a hub id that is not in the cache is told with what a start would fetch.
+    """
+    try:
+        from metrale_ray.model import hub
+
+        folder = hub.find(model, revision)
+        if folder is None:
+            return {"checkpoint_absent" if hub.can_fetch() else "checkpoint_error": hub.absence(model, revision)}
+        return {"checkpoint_digests": _digests(folder)}
     except MetraleError as error:
         return {"checkpoint_error": error.message}
-    except (ImportError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  whatever is wrong with the files, the rest of the machine is told
         return {"checkpoint_error": _text(error)}
-    return {"checkpoint_digests": dict(found.digests)}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of all files, after checking that they hold what a rank needs."""
+    from metrale_ray.model.checkpoint import open_checkpoint
+    from metrale_ray.model.weights import plan_weights, read_decoder_config
+
+    found = open_checkpoint(str(folder))
+    plan_weights(found, read_decoder_config(found), 0, 1)
+    return dict(found.digests)
 
 
 def _text(error: BaseException) -> str:

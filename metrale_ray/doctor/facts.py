@@ -22,7 +22,8 @@ class NodeFacts:
     `instructions` what kernels are chosen by. `addresses` are interfaces with their addresses, `ray_address` is what
     Ray knows the node by, `bind_error` why no port could be bound there. `memory` is what the process can still get,
     its control group's limit counted in. `gpus` are names; `torch_cuda` is the CUDA that torch was built for.
-    `checkpoint_digests` are of the checkpoint's files by name, `checkpoint_error` says why it cannot be served here.
+    `checkpoint_digests` are of the checkpoint's files by name, `checkpoint_error` says why it cannot be served here,
+    `checkpoint_absent` what a start would fetch first.
     """
 
     name: str
@@ -51,6 +52,7 @@ class NodeFacts:
     ray_gpus: float | None = None
     checkpoint_digests: dict[str, str] = field(default_factory=dict)
     checkpoint_error: str | None = None
+    checkpoint_absent: str | None = None
 
     @staticmethod
     def read(name: str, values: Mapping[str, Any]) -> NodeFacts:

@@ -147,6 +147,8 @@ def _gpus(node: NodeFacts) -> Judged:
 def _checkpoint(node: NodeFacts) -> Judged:
     if node.checkpoint_error is not None:
         return "problem", node.checkpoint_error, "put the whole checkpoint under the same path on every node"
+    if node.checkpoint_absent is not None:
+        return "warning", node.checkpoint_absent, "fetch it before a start, whose time limit counts while it is fetched"
     if not node.checkpoint_digests:
         return None
     return "ok", f"can be served, {len(node.checkpoint_digests)} files were looked at", None

@@ -2,13 +2,15 @@
 """The facts of every node of a Ray cluster: one short-lived actor on each looks around and tries the others' ports.
 
 Rules. All nodes are asked at once, and each has until the deadline; one that does not answer is named, and the others
-are examined all the same. The actors need no core, so a busy cluster can be examined. Nothing stays: actors, sockets
-and, where it was joined here, the connection to Ray end before this returns. No Ray is ever started.
+are examined all the same. The actors need no core, so a busy cluster can be examined, and get of the driver's
+environment what ranks get, so that they find the same models. Nothing stays: actors, sockets and, where it was joined
+here, the connection to Ray end before this returns. No Ray is ever started.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections import Counter
@@ -144,8 +146,12 @@ def _name(node: Mapping[str, Any], num_sharing: int) -> str:
 
 
 def _probe(node_id: str) -> Any:
+    # Not at the top: nodes import this file too, and one whose libraries are broken must still answer.
+    from metrale_ray.cluster.environment import runtime_env
+
     pinned = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(Probe).options(num_cpus=0, scheduling_strategy=pinned, max_restarts=0).remote()
+    options = {"num_cpus": 0, "max_restarts": 0, "runtime_env": runtime_env(os.environ)}
+    return ray.remote(Probe).options(scheduling_strategy=pinned, **options).remote()
 
 
 def _ask(refs: Refs, timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:

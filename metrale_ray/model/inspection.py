@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What a checkpoint is and what it takes, from config.json and the headers of its files: no weight is read.
 
-Rules. Every size comes from what a load itself uses: the shard plan, the cache's own arithmetic and the placement of
-experts. A checkpoint that could not be served raises here what it would raise there.
+Rules. Nothing is fetched: of a hub id the local cache is looked at. Every size comes from what a load itself uses: the
+shard plan, the cache's own arithmetic and the placement of experts. A checkpoint that could not be served raises here
+what it would raise there.
 
 Not counted: the activations of a step, and the libraries' own memory.
 """
@@ -10,6 +11,7 @@ Not counted: the activations of a step, and the libraries' own memory.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from metrale_ray.errors import ConfigError
 from metrale_ray.model.checkpoint import Checkpoint
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.experts.placement import experts_of
+from metrale_ray.model.hub import absence, find
 from metrale_ray.model.kv_cache import kv_block_bytes
 from metrale_ray.model.ranks import open_rank
 from metrale_ray.model.shard_plan import ShardPlan
@@ -84,10 +87,13 @@ class Inspection:
 
 
 def inspect(config: EngineConfig, memory_bytes: int | None = None) -> Inspection:
-    """Look at the checkpoint that `config` names. Raises ConfigError or CheckpointError, as a start would."""
+    """Look at the checkpoint that `config` names. Raises ConfigError or CheckpointError, as a start would.
+
+    ConfigError also for a hub id that is not in the local cache, with what a start would fetch.
+    """
     if config.ep_size > MAX_RANKS:
         raise ConfigError(f"ep_size is {config.ep_size}; up to {MAX_RANKS} ranks are told apart here")
-    setup = open_rank(config, 0)
+    setup = open_rank(_local(config), 0)
     checkpoint, decoder = setup.checkpoint, setup.decoder
     plan = plan_weights(checkpoint, decoder, 0, config.ep_size)
     num_parameters = sum(math.prod(piece.shape) for piece in plan.pieces)
@@ -107,6 +113,14 @@ def inspect(config: EngineConfig, memory_bytes: int | None = None) -> Inspection
         ranks=memory.shares(config.ep_size),
         fit=None if memory_bytes is None else memory.fit(memory_bytes, config, setup.max_model_len),
     )
+
+
+def _local(config: EngineConfig) -> EngineConfig:
+    """`config` with the model's folder on this machine."""
+    folder = find(config.model, config.revision)
+    if folder is None:
+        raise ConfigError(f"{absence(config.model, config.revision)}. Fetch it first, or give a folder")
+    return dataclasses.replace(config, model=str(folder), revision=None)
 
 
 def _file_bytes(checkpoint: Checkpoint) -> dict[str, int]:

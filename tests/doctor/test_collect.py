@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from huggingface_hub import constants
 
 from metrale_ray.doctor import collect as module
 from metrale_ray.doctor.collect import addresses, checkpoint, collect, cores, gpus, memory, port_range, shared_memory
 from metrale_ray.doctor.facts import NodeFacts
 from metrale_ray.doctor.node_rules import judge_node
-from metrale_ray.model import identity
+from metrale_ray.model import hub, identity
 from tests.fixtures.tiny import write_tiny
 from tests.model.test_memory import machine
 
@@ -109,6 +111,39 @@ def test_a_checkpoint_has_digests_or_a_reason(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "has no weights" in checkpoint(str(folder), None)["checkpoint_error"]
     assert "was not found" in checkpoint(str(tmp_path / "none"), None)["checkpoint_error"]
+
+
+def test_a_checkpoint_of_odd_values_or_with_an_unforeseen_fault_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "model", "llama")
+    (folder / "config.json").write_text('{"architectures": 5}')
+    assert "sets architectures to 5" in checkpoint(str(folder), None)["checkpoint_error"]
+
+    def fail(*values: Any) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "_digests", fail)
+    assert checkpoint(str(folder), None) == {"checkpoint_error": "MemoryError: no reason given"}
+
+
+def test_a_hub_id_that_is_not_in_the_cache_is_said_and_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_download", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for offline, level in ((False, "warning"), (True, "problem")):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        *_, finding = judge_node(NodeFacts.read("n", checkpoint("owner/model", None)))
+        assert (finding.level, finding.subject) == (level, "checkpoint")
+        assert "'owner/model' is not in the hub's cache here" in finding.text
+        assert finding.advice
+
+
+def test_a_machine_without_proc_has_libraries_all_the_same(tmp_path: Path) -> None:
+    facts = collect(root=tmp_path)
+    assert facts["import_errors"] == {}
+    assert facts["instructions"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_a_library_that_cannot_be_imported_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,39 @@ def test_offline_mode_asks_no_server(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert hub.locate("owner/model", None) == snapshot
 
 
+@pytest.mark.usefixtures("server")
+def test_what_is_not_in_the_cache_is_not_found_and_nothing_is_fetched(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hub.find("owner/model", None) is None
+    assert not cache.exists()
+    for offline, end in ((False, "a start would fetch it whole"), (True, "HF_HUB_OFFLINE keeps a start from")):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        assert f"'owner/model' at revision 'v1' is not in the hub's cache here ({cache})" in hub.absence(
+            "owner/model", "v1"
+        )
+        assert end in hub.absence("owner/model", "v1")
+        assert hub.can_fetch() is not offline
+
+
+@pytest.mark.usefixtures("server")
+def test_what_was_downloaded_is_found_and_of_it_only_what_has_weights(cache: Path) -> None:
+    snapshot = put_into_cache(cache)
+    assert hub.find("owner/model", None) is None  # a configuration alone
+    folder = hub.locate("owner/model", None)
+    assert folder == snapshot
+    assert hub.find("owner/model", None) == hub.find("owner/model", COMMIT) == folder
+    assert hub.find("owner/model", "other") is None
+    assert hub.find(str(folder), None) == folder
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "own--er/name"])
+def test_what_is_no_model_is_refused_whether_or_not_it_may_be_fetched(model: str) -> None:
+    for look in (hub.find, hub.locate):
+        with pytest.raises(ConfigError, match=model):
+            look(model, None)
+
+
 @pytest.mark.parametrize("model", ["a/b/c", "../x", "/x/y", "a b/c", "owner/", "/name", "own..er/na--me/", "owner/.x"])
 def test_what_cannot_be_a_hub_id_asks_no_server(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_download", lambda *_: pytest.fail("asked the hub"))
