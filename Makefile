@@ -13,9 +13,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCHMARKS := bench/decode.py bench/protocol.py bench/sampler.py
 
-# Tests that start ranks run in one process, one after the other; all others beside them.
-PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder
-
 # One thread per process: several ranks share the cores, and sums then have the same bits on every machine.
 export OMP_NUM_THREADS ?= 1
 # The demo's model, about 1 GB while it is built, stays in this folder.
@@ -33,7 +30,7 @@ demo: $(STAMP)  ## answer one question with two ranks of a small model on this m
 	$(BIN)/metrale-ray demo $(ARGS)
 
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m tests.run $(ARGS)
 
 lint: $(STAMP)  ## check the format, the style and the types
 	$(BIN)/ruff format --check .
@@ -46,7 +43,7 @@ bench: $(STAMP)  ## run the benchmarks, one table each
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
 
 nightly: $(STAMP)  ## run all tests, the long ones too, with larger numbers
-	$(BIN)/python -m pytest $(PARALLEL) --nightly --timeout=3600 $(ARGS)
+	$(BIN)/python -m tests.run --nightly --timeout=3600 $(ARGS)
 
 clean:  ## remove .venv and everything else that these targets make
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info

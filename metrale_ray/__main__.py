@@ -28,14 +28,14 @@ def main() -> NoReturn:
             signal.signal(signal.SIGINT, leave)
         signal.signal(signal.SIGTERM, leave)
         from metrale_ray.cli import entry
-        from metrale_ray.termination import raise_at_sigterm
+        from metrale_ray.termination import interrupt_at_sigterm, was_terminated
 
-        raise_at_sigterm()
+        interrupt_at_sigterm()
         if handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         entry()
     except KeyboardInterrupt:  # just before or after the time in which `cli.main` waits for it
-        leave(signal.SIGINT, None)
+        leave(signal.SIGTERM if was_terminated() else signal.SIGINT, None)
 
 
 def leave(signal_number: int, frame: FrameType | None) -> NoReturn:

@@ -17,6 +17,7 @@ import dataclasses
 import io
 import logging
 import os
+import secrets
 import signal
 import sys
 import traceback
@@ -31,7 +32,7 @@ from metrale_ray.cli_prompts import Prompt, read_prompts
 from metrale_ray.config import EngineConfig, warn_unknown_variables
 from metrale_ray.errors import MetraleError, UserError
 from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.termination import Terminated
+from metrale_ray.termination import was_terminated
 
 if TYPE_CHECKING:
     from metrale_ray.llm import LLM
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 OpenLLM = Callable[[EngineConfig], "LLM"]
 REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE, TERMINATED = 1, 4, 130, 141, 143
 DEMO_MODEL = "demo"
+RAY_AUTH_MODE = "RAY_AUTH_MODE"  # Ray's own variable
 DEMO_RANKS = 2
 DEMO_MAX_TOKENS = 64  # a small model's answer to a question; more would be its ramblings
 
@@ -68,12 +70,9 @@ def main(
                     return doctor(given, answers)
                 case _:
                     return demo(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
-    except Terminated:
-        print("terminated", file=sys.stderr)
-        return TERMINATED
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        print("terminated" if was_terminated() else "interrupted", file=sys.stderr)
+        return TERMINATED if was_terminated() else INTERRUPTED
     except BrokenPipeError:
         _drop_output()
         return READER_GONE
@@ -159,6 +158,10 @@ def doctor(given: Mapping[str, Any], answers: TextIO) -> int:
 
 
 def _open_llm(config: EngineConfig) -> LLM:
+    if config.address is None and RAY_AUTH_MODE not in os.environ:
+        # A Ray that is started for this command listens on every interface, and would do what any stranger asks. It
+        # reads these when it is imported, which happens in the next line.
+        os.environ.update({RAY_AUTH_MODE: "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     from metrale_ray.llm import LLM
 
     return LLM(config)
@@ -207,7 +210,3 @@ def _report(error: Exception, given: Mapping[str, Any]) -> int:
 def _drop_output() -> None:
     """Let what is left in the buffer go nowhere, or Python complains once more when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    entry()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from metrale_ray.conversation import Conversation, Message, max_prompt_tokens
 from metrale_ray.errors import RequestError, UserError
 from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.termination import was_terminated
 
 if TYPE_CHECKING:
     from metrale_ray.llm import LLM
@@ -127,7 +128,7 @@ class _Chat:
             try:
                 return self._questions.read()
             except KeyboardInterrupt:
-                if not self._questions.is_terminal:
+                if was_terminated() or not self._questions.is_terminal:
                     raise
                 print(file=sys.stderr)
                 _say("/exit or Ctrl-D ends")
@@ -144,7 +145,7 @@ class _Chat:
         except RequestError as error:
             answer = Answer(finish_reason="error", error=error.message)
         except KeyboardInterrupt:  # outside of the stream, such as while the question becomes tokens
-            if not self._questions.is_terminal:
+            if was_terminated() or not self._questions.is_terminal:
                 raise
             answer = Answer(is_stopped=True)
         self._settle(answer)
@@ -158,7 +159,7 @@ class _Chat:
                 for item in stream:
                     self._take(answer, item)
         except KeyboardInterrupt:
-            if not self._questions.is_terminal:
+            if was_terminated() or not self._questions.is_terminal:
                 raise
             answer.is_stopped = True
         if answer.text:

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`Terminated`: SIGTERM as an exception in the main thread, so that it unwinds through the same clean-up as Ctrl-C."""
+"""SIGTERM for a command: it interrupts what the main thread does, as Ctrl-C would, and everything cleans up alike.
+
+KeyboardInterrupt itself is raised, because Ray's own code looks for signals while it waits and knows no other. Which
+of the two signals it was is asked afterwards.
+"""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import NoReturn
+
+_came: list[int] = []  # SIGTERM, once it has come; a fact of the process, as signals are
 
 
-class Terminated(BaseException):
-    """The process was asked to end."""
+def interrupt_at_sigterm() -> None:
+    """From now on SIGTERM raises KeyboardInterrupt in the main thread; a second one does not cut the clean-up short."""
+    signal.signal(signal.SIGTERM, _interrupt)
 
 
-def raise_at_sigterm() -> None:
-    """From now on SIGTERM raises `Terminated` in the main thread; a second one does not cut the clean-up short."""
-    signal.signal(signal.SIGTERM, _raise)
+def was_terminated() -> bool:
+    """Whether the interrupt was SIGTERM."""
+    return bool(_came)
 
 
-def _raise(signal_number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    if not _came:
+        _came.append(signal_number)
+        raise KeyboardInterrupt

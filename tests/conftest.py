@@ -26,25 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--nightly") else "default")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the nightly tests, and say what may run beside what when several processes share the work.
-
-    Tests that start processes of their own run one at a time, first: they take longest and use all cores. Of the others
-    each file is one piece of work, so that it makes its checkpoints once.
-    """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("processes" if _starts_processes(item) else str(item.path)))
-    items.sort(key=lambda item: not _starts_processes(item))
     if config.getoption("--nightly"):
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left_out)
-
-
-def _starts_processes(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("ray", "gloo", "hosts", "processes"))
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,7 @@ def test_nothing_is_left_of_an_engine(model: Path, observed: Observed, victim: s
     else:
         run, pids = start_and_wait(model, observed, phase)
         os.kill({"driver": run.process.pid, "head": pids[0], "worker": pids[1]}[victim], SIGNALS[means])
-    check_end(observed, run, pids)
+    check_end(observed, run, pids, what_is_noticed(victim, means, phase))
 
 
 @pytest.mark.parametrize(("victim", "phase"), [("driver", "idle"), ("head", "step")])
@@ -148,6 +148,13 @@ def test_many_starts_in_a_row_leave_the_script_and_ray_as_they_were(
     assert until(observed.nothing_left, LEFT_S), observed.ask("left")
 
 
+def what_is_noticed(victim: str, means: str, phase: str) -> str:
+    """The error that a script which waits for its engine must end with by itself. Ranks take no notice of SIGINT."""
+    if victim == "driver" or means == "int" or phase == "idle":
+        return ""
+    return "StartError" if phase == "load" else "EngineDead"
+
+
 def start_to_fail(model: Path, observed: Observed, victim: str, phase: str) -> Run:
     """A script in which something raises in this phase: itself, or a rank."""
     if victim != "driver":
@@ -182,14 +189,18 @@ def stuck(phase: str) -> dict[str, Any]:
     return {"rank": 1, "kind": "slow", "seconds": STUCK_S, **STUCK[phase]}
 
 
-def check_end(observed: Observed, run: Run, pids: list[int]) -> None:
-    """The script ends, by itself or when it is interrupted, and then everything else does."""
+def check_end(observed: Observed, run: Run, pids: list[int], must_notice: str = "") -> None:
+    """The script ends, and then everything else does. `must_notice` is what its last line must say."""
     if run.process.stdin is not None and run.process.poll() is None:
         with contextlib.suppress(BrokenPipeError):  # it has ended just now
             run.process.stdin.write("\n")  # a script that only waits for this may go on to its end
             run.process.stdin.flush()
-    if not until(lambda: run.process.poll() is not None, ENDS_S):
+    noticed = until(lambda: run.process.poll() is not None, ENDS_S)
+    if not noticed:
         run.process.send_signal(signal.SIGINT)
-    run.wait(60)
+    done = run.wait(60)
+    if must_notice:
+        assert noticed, done.stderr
+        assert must_notice in done.stderr.splitlines()[-1], done.stderr
     assert until(lambda: not any(map(is_running, pids)) and not run.left(), LEFT_S), (pids, run.left())
     assert until(observed.nothing_left, LEFT_S), observed.ask("left")

@@ -15,7 +15,7 @@ import pytest
 from tests.fixtures.tiny import write_tiny
 from tests.processes import OwnRay, Run, check_nothing_left, until
 
-COMMAND = [sys.executable, "-m", "metrale_ray.cli", "generate"]
+COMMAND = [sys.executable, "-m", "metrale_ray", "generate"]
 
 pytestmark = pytest.mark.timeout(300)
 

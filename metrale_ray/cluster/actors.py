@@ -17,7 +17,7 @@ import ray
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.head import Head, HeadState
-from metrale_ray.parent_death import die_with_parent
+from metrale_ray.process_end import die_at_sigterm, die_with_parent
 from metrale_ray.worker import HeadAddress, Worker
 
 # Once its run has ended, an actor is there to be asked why. Its driver has read that and ended it long before this.
@@ -29,6 +29,7 @@ class HeadActor:
 
     def __init__(self, config: EngineConfig, host: str | None) -> None:
         die_with_parent()
+        die_at_sigterm()
         _log_to_stderr(config)
         self._host = host or _node_address()
         self._head = Head(config, self._host)
@@ -69,6 +70,7 @@ class WorkerActor:
 
     def __init__(self, config: EngineConfig, rank: int, host: str | None) -> None:
         die_with_parent()
+        die_at_sigterm()
         _log_to_stderr(config)
         self._rank = rank
         self._host = host or _node_address()

@@ -11,11 +11,9 @@ import contextlib
 import logging
 import math
 import os
-import signal
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -23,10 +21,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from metrale_ray.cluster.actors import HeadActor, WorkerActor
-from metrale_ray.cluster.endings import first_line, own_error, own_error_of, reason, unreachable, worst
+from metrale_ray.cluster.endings import first_line, own_error, own_error_of, reason, worst
 from metrale_ray.cluster.environment import runtime_env
 from metrale_ray.cluster.names import NAMESPACE, actor_name, is_taken, name_taken
 from metrale_ray.cluster.placement import lacking, node_addresses, unplaceable, with_resources
+from metrale_ray.cluster.session import RaySession
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
 from metrale_ray.head import HeadState
@@ -37,6 +36,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 # A head that was asked to stop finishes its step and tells the workers; longer than that, and it is killed.
 STOP_TIMEOUT_S = 10.0
+RAY_GONE = "Ray was shut down under the engine"
 LOOPBACK = "127.0.0.1"
 # How long a name may still be taken by ranks that are ending just now, those of a driver that was killed for example.
 NAME_WAIT_S = 5.0
@@ -54,8 +54,7 @@ class Cluster:
         self.front_keys = new_keys()
         self.head_key = ""
         self.ranks: list[dict[str, Any]] = []
-        self._owns_ray = False
-        self._is_local = False
+        self._session = RaySession()
         self._is_ready = False
         self._is_stopped = False
         self._group: PlacementGroup | None = None
@@ -70,7 +69,7 @@ class Cluster:
         Raises PlacementError, StartError, ConfigError, CheckpointError, HandshakeError.
         """
         try:
-            self._connect()
+            self._session.join(self.config.address)
             self.config = with_resources(self.config)
             self._claim_name()
             self._addresses = node_addresses(self._place())
@@ -83,6 +82,8 @@ class Cluster:
 
     def stats(self) -> dict[str, Any]:
         """The engine's gauges and counters with its ranks. Raises EngineDead."""
+        if not ray.is_initialized():  # asking would start another one
+            raise EngineDead(RAY_GONE)
         try:
             numbers: dict[str, Any] = ray.get(self._actors[0].stats.remote(), timeout=STOP_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -92,13 +93,15 @@ class Cluster:
     def wait_ended(self, timeout_s: float) -> EngineDead | None:
         """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
         runs = list(self._runs)  # `close` may empty it meanwhile
-        if not ray.is_initialized():  # asking would start another one
-            return EngineDead("Ray was shut down under the engine")
+        if not ray.is_initialized():
+            return EngineDead(RAY_GONE)
         ended, _ = ray.wait(runs, num_returns=1, timeout=timeout_s) if runs else ([], [])
         return self.failure() if ended else None
 
     def failure(self) -> EngineDead | None:
         """Why the engine has ended, from the rank that knows best; None while every rank runs."""
+        if not ray.is_initialized():
+            return EngineDead(RAY_GONE)
         runs = list(self._runs)
         ended, _ = ray.wait(runs, num_returns=len(runs), timeout=REASON_WAIT_S) if runs else ([], [])
         reasons = [(rank, reason(ref)) for rank, ref in enumerate(runs) if ref in ended]
@@ -123,32 +126,14 @@ class Cluster:
     def close(self) -> None:
         """End every actor, give the resources back, and end Ray if it was started here. May be called again."""
         with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
-            if self._owns_ray:
-                closing.callback(ray.shutdown)  # also one whose start was interrupted
+            closing.callback(self._session.leave)  # also one whose start was interrupted
             if ray.is_initialized():
                 if self._group is not None:
                     closing.callback(remove_placement_group, self._group)
                 for actor in self._actors:
                     closing.callback(ray.kill, actor, no_restart=True)
                 closing.callback(self.stop)
-        self._actors, self._runs, self._group, self._owns_ray = [], [], None, False
-
-    def _connect(self) -> None:
-        if ray.is_initialized():
-            return
-        address = self.config.address or "local"
-        self._is_local = address == "local"
-        self._owns_ray = True  # from now on: an interrupt may come before `init` returns
-        try:
-            with _own_sigterm_handler():
-                ray.init(
-                    address=address,
-                    include_dashboard=False if address == "local" else None,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise unreachable(address, error) from error
+        self._actors, self._runs, self._group = [], [], None
 
     def _claim_name(self) -> None:
         """Refuse a name that another engine has. The ranks of one that is ending are given a moment to go."""
@@ -164,8 +149,9 @@ class Cluster:
         bundle = {"CPU": float(config.num_cpus_per_rank or 1)}
         if config.num_gpus_per_rank:
             bundle["GPU"] = float(config.num_gpus_per_rank)
+        unique_name = f"{self.name}/{uuid.uuid4().hex[:8]}"  # Ray refuses a second group of a name, whoever's it is
         group = placement_group(
-            [dict(bundle) for _ in range(config.ep_size)], strategy=config.placement, name=self.name
+            [dict(bundle) for _ in range(config.ep_size)], strategy=config.placement, name=unique_name
         )
         self._group = group
         deadline = time.monotonic() + config.placement_timeout_s
@@ -173,14 +159,14 @@ class Cluster:
             if placement_group_table(group).get("state") == "CREATED":
                 return group
             # A Ray of our own never grows; another one may be getting a node just now.
-            hopeless = self._owns_ray and self._is_local and bool(lacking(config, bundle))
+            hopeless = self._session.is_local and bool(lacking(config, bundle))
             if hopeless or time.monotonic() >= deadline:
                 raise PlacementError(unplaceable(config, bundle, hopeless))
             time.sleep(POLL_S)
 
     def _start_actors(self) -> None:
         config = self.config
-        host = LOOPBACK if self._owns_ray and self._is_local else None
+        host = LOOPBACK if self._session.is_local else None
         head = self._create(HeadActor, 0, config, host)
         workers = [self._create(WorkerActor, rank, config, rank, host) for rank in range(1, config.ep_size)]
         places = [actor.whoami.remote() for actor in self._actors]
@@ -209,9 +195,7 @@ class Cluster:
         )
         try:
             actor = options.remote(*arguments)
-        except ValueError as error:  # another start took the name a moment ago
-            if "already taken" not in str(error):
-                raise
+        except ray.exceptions.ActorAlreadyExistsError as error:  # another start took the name a moment ago
             raise name_taken(self.name) from error
         self._actors.append(actor)
         return actor
@@ -221,7 +205,7 @@ class Cluster:
         try:
             return ray.get(ref, timeout=max(0.0, self._deadline - time.monotonic()))
         except ray.exceptions.RayTaskError as error:
-            raise own_error(error) from None
+            raise self._with_place(rank, own_error(error)) from None
         except TimeoutError as error:
             limit = f"the start limit of {self.config.start_timeout_s:g} s"
             raise StartError(f"{self._place_of(rank)} did not answer within {limit}") from error
@@ -247,21 +231,16 @@ class Cluster:
         for rank, ref in enumerate(self._runs):
             error = own_error_of(ref) if ref in ended else None
             if isinstance(error, StartError | ConfigError):
-                return error if rank == 0 else type(error)(f"{self._place_of(rank)}: {error.message}")
+                return self._with_place(rank, error)
         dead = self.failure()
         return StartError(dead.message if dead else "the engine ended during its start")
+
+    def _with_place(self, rank: int, error: MetraleError) -> MetraleError:
+        """The error with its rank in front, where it does not follow: one of several nodes, or a worker's."""
+        if rank == 0 and len(set(self._addresses)) <= 1:
+            return error
+        return type(error)(f"{self._place_of(rank)}: {error.message.removeprefix(f'rank {rank}: ')}")
 
     def _place_of(self, rank: int) -> str:
         """The rank, with its node where there are several."""
         return f"rank {rank} on {self._addresses[rank]}" if len(set(self._addresses)) > 1 else f"rank {rank}"
-
-
-@contextlib.contextmanager
-def _own_sigterm_handler() -> Iterator[None]:
-    """Ray's start replaces the process's handler of SIGTERM; one that the caller has installed comes back."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
 from metrale_ray.errors import EngineDead, MetraleError, StartError
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+NAMED_ERROR = re.compile(r"[\w.]*(Error|Exception|Failed|Lost|Desync)\b.*: ")
 
 
 def worst(reasons: Sequence[tuple[int, MetraleError | None]], place_of: Callable[[int], str]) -> EngineDead:
@@ -67,4 +71,7 @@ def own_error(error: ray.exceptions.RayTaskError) -> MetraleError:
 
 
 def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """The first line of an error's text; of one that broke an actor's constructor, the line that says what it was."""
+    lines = [line.strip() for line in COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    named = [line for line in lines[1:] if NAMED_ERROR.match(line)]
+    return (named[-1:] or lines or [type(error).__name__])[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A process that has asked for it ends with its parent, also while it is stopped."""
+"""A process that has asked for it ends with its parent, also while it is stopped, and at SIGTERM whatever it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-CHILD = "from metrale_ray.parent_death import die_with_parent as d; d(); print('ready', flush=True); input()"
+CHILD = "from metrale_ray.process_end import die_with_parent as d; d(); print('ready', flush=True); input()"
 PARENT = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -35,6 +35,25 @@ def test_a_stopped_process_ends_when_its_parent_is_killed() -> None:
     while _runs(pid):
         assert time.monotonic() < deadline, "the stopped child is still there"
         threading.Event().wait(0.01)
+
+
+def test_sigterm_ends_a_process_that_has_a_handler_and_does_not_come_back_to_it() -> None:
+    code = """
+import ctypes, signal, threading
+from metrale_ray.process_end import die_at_sigterm
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+other = threading.Thread(target=die_at_sigterm)
+other.start()
+other.join()
+print("ready", flush=True)
+ctypes.CDLL(None).pause()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
+    process.stdout.close()
 
 
 def _runs(pid: int) -> bool:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The process's Ray: who ends it, and what becomes of a SIGTERM while it starts. Ray itself is stood in for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+from metrale_ray.cluster import session
+from metrale_ray.cluster.session import RaySession
+from metrale_ray.errors import StartError
+
+
+class FakeRay:
+    """Ray as far as a session uses it."""
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.starts: list[str] = []
+        self.during_init: Callable[[], None] = lambda: None
+
+    def is_initialized(self) -> bool:
+        return self.is_up
+
+    def init(self, address: str, **options: Any) -> None:
+        self.starts.append(address)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        self.during_init()
+        self.is_up = True
+
+    def shutdown(self) -> None:
+        self.is_up = False
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    fake = FakeRay()
+    monkeypatch.setattr(session, "ray", fake)
+    before = signal.getsignal(signal.SIGTERM)
+    yield fake
+    signal.signal(signal.SIGTERM, before)
+    session._users.clear()
+
+
+class Asked(Exception):
+    """What the caller's own handler raises."""
+
+
+def ask(number: int, frame: object) -> NoReturn:
+    raise Asked
+
+
+def test_the_last_engine_of_a_process_ends_the_ray_that_was_started_for_the_first(fake: FakeRay) -> None:
+    first, second = RaySession(), RaySession()
+    first.join(None)
+    second.join(None)
+    assert (fake.starts, first.is_local, second.is_local) == (["local"], True, True)
+    first.leave()
+    first.leave()
+    assert fake.is_up
+    second.leave()
+    assert not fake.is_up
+
+
+def test_a_ray_that_somebody_else_connected_is_left_alone(fake: FakeRay) -> None:
+    fake.is_up = True
+    joined = RaySession()
+    joined.join(None)
+    joined.leave()
+    assert (fake.is_up, fake.starts, joined.is_local) == (True, [], False)
+
+
+def test_a_ray_that_was_shut_down_under_an_engine_is_started_anew_and_ended_by_its_own_engine(fake: FakeRay) -> None:
+    old, new = RaySession(), RaySession()
+    old.join(None)
+    fake.shutdown()
+    new.join("10.0.0.1:6379")
+    assert (fake.starts, new.is_local) == (["local", "10.0.0.1:6379"], False)
+    old.leave()
+    assert fake.is_up
+    new.leave()
+    assert not fake.is_up
+
+
+def test_a_ray_that_cannot_be_reached_is_a_start_error(fake: FakeRay) -> None:
+    def refuse() -> None:
+        raise ConnectionError("nobody there")
+
+    fake.during_init = refuse
+    with pytest.raises(StartError, match=r"cannot reach Ray at '10\.0\.0\.1:1': nobody there"):
+        RaySession().join("10.0.0.1:1")
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_a_sigterm_while_ray_starts_goes_to_the_callers_handler(fake: FakeRay, is_swallowed: bool) -> None:
+    def terminate() -> None:
+        with contextlib.suppress(SystemExit) if is_swallowed else contextlib.nullcontext():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    fake.during_init = terminate
+    signal.signal(signal.SIGTERM, ask)
+    with pytest.raises(Asked):
+        RaySession().join(None)
+    assert signal.getsignal(signal.SIGTERM) is ask
+
+
+def test_another_end_of_the_process_while_ray_starts_goes_on(fake: FakeRay) -> None:
+    fake.during_init = lambda: sys.exit(3)
+    signal.signal(signal.SIGTERM, ask)
+    with pytest.raises(SystemExit, match="3"):
+        RaySession().join(None)
+
+
+def test_rays_own_handler_stays_where_the_caller_has_none(fake: FakeRay) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    RaySession().join(None)
+    with pytest.raises(SystemExit, match="15"):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_caller_that_ignores_the_signal_goes_on_doing_so(fake: FakeRay) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    RaySession().join(None)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
