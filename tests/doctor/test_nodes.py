@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The doctor on a real Ray of two nodes, one of which stops answering; and what leaves no trace."""
+"""The doctor on a real Ray of one node, and of two, one of which stops answering; and what leaves no trace."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from ray.cluster_utils import Cluster
 from metrale_ray.cli import main
 from metrale_ray.doctor.nodes import Probe, examine, why_unreachable
 from tests.fixtures.tiny import write_tiny
+
+COMMIT = "c" * 40
 
 
 def test_a_port_that_is_listened_on_is_reached_and_a_closed_one_is_not() -> None:
@@ -46,17 +48,41 @@ def test_no_ray_at_the_address_is_a_problem_and_nothing_is_started(capsys: pytes
     assert not ray.is_initialized()
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Cluster]:
-    """A Ray of two nodes on this machine, which no driver has joined."""
+@pytest.fixture
+def one_node() -> Iterator[Cluster]:
+    """A Ray of one node on this machine, which no driver has joined."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
     yield cluster
     cluster.shutdown()
 
 
+@pytest.fixture
+def two_nodes(one_node: Cluster) -> Cluster:
+    """The same with a second node."""
+    one_node.add_node(num_cpus=1)
+    return one_node
+
+
 @pytest.mark.ray
-def test_every_node_of_a_cluster_is_examined_and_nothing_stays(
+def test_a_node_is_examined_with_the_drivers_hub_cache_and_nothing_stays(
+    one_node: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path / "hub/models--owner--model/snapshots" / COMMIT, "mixtral")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # after the node was started
+    argv = ["doctor", "--address", one_node.address, "--model", "owner/model", "--revision", COMMIT, "--json"]
+    code = main(argv)
+    found = json.loads(capsys.readouterr().out)
+    problems = [finding for finding in found["findings"] if finding["level"] == "problem"]
+    assert (code, problems) == (0, [])
+    (node,) = found["nodes"]
+    assert node["checkpoint_digests"].keys() >= {"config.json"}
+    assert node["ray_cores"] == 1.0
+    assert not ray.is_initialized()
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+def test_every_node_of_a_cluster_is_examined(
     two_nodes: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_tiny(tmp_path / "model", "mixtral")
@@ -68,7 +94,6 @@ def test_every_node_of_a_cluster_is_examined_and_nothing_stays(
     assert [node["ray_cores"] for node in found["nodes"]] == [1.0, 1.0]
     assert all(node["checkpoint_digests"].keys() >= {"config.json"} for node in found["nodes"])
     assert any("every node reaches every other (2 connections)" in f["text"] for f in found["findings"])
-    assert not ray.is_initialized()
 
 
 @pytest.mark.ray
