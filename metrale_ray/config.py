@@ -137,10 +137,11 @@ class EngineConfig:
         return self.protocol_version
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> EngineConfig:
-        """This configuration with what the environment may say settled: protocol version, Ray's address; v1's limit."""
+        """This configuration with what only this process knows settled: variables, its own folder; and v1's limit."""
         variables = os.environ if environment is None else environment
         version = resolve_version(self.ep_protocol, variables.get(ENV_VAR))
         changes: dict[str, Any] = {
+            "model": _absolute_folder(self.model),
             "ep_protocol": version.label,
             "address": self.address or variables.get(RAY_ADDRESS) or None,
         }
@@ -224,6 +225,12 @@ def warn_unknown_variables(environment: Mapping[str, str] | None = None) -> list
     for message in messages:
         log.warning("%s", message)
     return messages
+
+
+def _absolute_folder(model: str) -> str:
+    """`model`, made absolute where it is a folder here: a rank's working directory and home may be others."""
+    path = os.path.expanduser(model)
+    return os.path.abspath(path) if os.path.isdir(path) else model
 
 
 def _faults(values: Any) -> tuple[FaultSpec, ...]:

@@ -143,7 +143,11 @@ def test_names_may_have_dashes_and_the_batch_size_its_other_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("ep_sise", "'ep_size'"), ("max-batchsize", "'max_batch_size'"), ("zzzz", "known are address, attention, block_size")],
+    [
+        ("ep_sise", "'ep_size'"),
+        ("max-batchsize", "'max_batch_size'"),
+        ("zzzz", "known are address, attention, block_size"),
+    ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_name(name: str, near: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -288,6 +292,31 @@ def test_v1_with_one_slot_and_v2_say_nothing(caplog: pytest.LogCaptureFixture) -
 def test_resolving_twice_changes_nothing_more(version: str | None, size: int) -> None:
     once = EngineConfig(model="m", ep_protocol=version, max_batch_size=size).resolved({})
     assert once.resolved({"METRALE_EP_PROTOCOL": "v1"}) == once
+
+
+def test_a_folder_here_is_given_to_the_ranks_as_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "here").symlink_to(tmp_path / "owner")  # another node may have another folder behind the name
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for model, absolute in (
+        ("owner/name", tmp_path / "owner" / "name"),
+        ("./owner/../owner/name/", tmp_path / "owner" / "name"),
+        ("here", tmp_path / "here"),
+        ("~/owner", tmp_path / "owner"),
+        (".", tmp_path),
+    ):
+        assert EngineConfig(model=model).resolved({}).model == str(absolute)
+
+
+@pytest.mark.parametrize("model", ["owner/none", "name", "~nobody-of-this-name/m", "a" * 5000, "a\0b"])
+def test_what_is_no_folder_here_is_given_to_the_ranks_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert EngineConfig(model=model).resolved({}).model == model
 
 
 # Environment variables
