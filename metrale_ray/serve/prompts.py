@@ -24,6 +24,7 @@ from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.bad_words import bad_word_ids
 from metrale_ray.serve.text import Tokenizer
+from metrale_ray.vocabulary import PROMPT, check_params, check_token_ids
 
 Prompt = str | Sequence[int]
 T = TypeVar("T")
@@ -100,11 +101,7 @@ class Preparation:
     def _sent(self, params: SamplingParams) -> TokenParams:
         if not isinstance(params, SamplingParams):
             raise checks.refusal("sampling_params", params, "SamplingParams", "one, or a list with one for each prompt")
-        _check_ids("stop_token_ids", params.stop_token_ids, self._opened.vocab_size)
-        _check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], self._opened.vocab_size)
-        _check_ids("allowed_token_ids", params.allowed_token_ids or (), self._opened.vocab_size)
-        for token_ids in params.bad_token_ids:
-            _check_ids("bad_token_ids", token_ids, self._opened.vocab_size)
+        check_params(params, self._opened.vocab_size)
         if self._tokenizer is None:
             _check_no_texts(params)
             return params.for_tokens()
@@ -127,7 +124,7 @@ class Preparation:
             )
         if len(token_ids) > most:
             return text, token_ids, self._too_long(f"{len(token_ids)} tokens", str(most))
-        _check_ids("prompt", token_ids, self._opened.vocab_size)
+        check_token_ids(PROMPT, token_ids, self._opened.vocab_size)
         return text, token_ids, None
 
     def _too_long(self, given: str, allowed: str) -> tuple[str, str]:
@@ -212,17 +209,6 @@ def _named(index: int, *, are_many: bool) -> Iterator[None]:
         if not are_many:
             raise
         raise RequestError(f"prompt {index}: {error.message}", code=error.code, param=error.param) from error
-
-
-def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
-        if not 0 <= token_id < vocab_size:
-            shown = token_id if abs(token_id) < 2**64 else f"an integer of {token_id.bit_length()} bits"
-            raise RequestError(
-                f"{name} holds {shown}; token ids of this model are 0 to {vocab_size - 1}; use the ids of the "
-                "checkpoint's own tokenizer",
-                param=name,
-            )
 
 
 def _check_no_texts(params: SamplingParams) -> None:

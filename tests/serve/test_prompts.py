@@ -14,6 +14,7 @@ from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.prompts import CHARACTERS_PER_TOKEN, Preparation, listed_prompts
 from metrale_ray.serve.text import Tokenizer
+from metrale_ray.vocabulary import check_vocabulary
 from tests.serve.pieces import Pieces
 
 VOCAB_SIZE = 320
@@ -78,10 +79,6 @@ def test_what_is_no_prompt_is_refused_with_what_is(prompts: Any) -> None:
         ([[1]], r"prompt 1 is \[\[1\]\], which is no prompt"),
         ([True], r"prompt 1 is \[True\], which is no prompt"),
         ([], "prompt 1: the prompt has 0 tokens; it must have at least 1"),
-        ([-1], "prompt 1: prompt holds -1; token ids of this model are 0 to 319"),
-        ([5, 320, 4], "prompt 1: prompt holds 320; token ids of this model are 0 to 319"),
-        ([2**32], "prompt 1: prompt holds 4294967296;"),
-        ([-(10**400)], "prompt 1: prompt holds an integer of 1329 bits"),
         ("text", "prompt 1: this checkpoint has no tokenizer files: give token ids instead of text"),
     ],
 )
@@ -89,6 +86,20 @@ def test_one_bad_prompt_refuses_the_whole_call_with_its_index(bad: Any, message:
     with pytest.raises(RequestError, match=message) as caught:
         BARE.requests([[1], bad, [2]])
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("bad", "shown"),
+    [([-1], "-1"), ([5, 320, 4], "320"), ([2**32], "4294967296"), ([-(10**400)], "an integer of 1329 bits")],
+)
+def test_a_prompt_with_an_id_that_the_model_has_not_is_refused_as_the_head_would(bad: list[int], shown: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        BARE.requests([[1], bad, [2]])
+    with pytest.raises(RequestError) as of_the_head:
+        check_vocabulary(bad, TokenParams(), VOCAB_SIZE)
+    assert f"prompt_token_ids holds {shown}; token ids of this model are 0 to 319" in caught.value.message
+    assert caught.value.message == f"prompt 1: {of_the_head.value.message}"
+    assert caught.value.param == of_the_head.value.param == "prompt_token_ids"
 
 
 def test_the_last_token_of_the_vocabulary_is_taken() -> None:
