@@ -20,6 +20,7 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
         ("LLM", "metrale_ray.llm"),
         ("SamplingParams", "metrale_ray.sampling.params"),
         ("EngineConfig", "metrale_ray.config"),
+        ("Logprob", "metrale_ray.serve.outputs"),
     ],
 )
 def test_a_public_name_is_the_one_of_its_home(name: str, home: str) -> None:
