@@ -16,8 +16,11 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from types import TracebackType
 from typing import Any
+
+import ray
 
 from metrale_ray.cluster import Cluster
 from metrale_ray.config import EngineConfig, from_mapping
@@ -44,12 +47,15 @@ OPEN_TIMEOUT_S = 30.0
 class LLM:
     """An engine and its driver. `model` is a checkpoint folder, a hub id, or a whole EngineConfig.
 
-    Settings are EngineConfig's fields. Raises ConfigError, CheckpointError, StartError and their kinds; nothing is
+    Settings are EngineConfig's fields. A process is in one Ray at a time: where it has joined one already, that one is
+    used. Raises ConfigError, CheckpointError, StartError and their kinds; nothing is
     left running then. Close it, or use it in a `with` statement.
     """
 
     def __init__(self, model: str | EngineConfig | None = None, **settings: Any) -> None:
-        self.config = _config(model, settings).resolved()
+        config = _config(model, settings)
+        _check_address(config.address)  # the one in the environment is for whoever starts Ray
+        self.config = config.resolved()
         self._is_closed = False
         self._closing = threading.RLock()  # one thread at a time; a signal's handler may close in the middle of it
         self._steps = contextlib.ExitStack()  # how to end what was started, the last first, each whatever happens
@@ -251,6 +257,32 @@ def _config(model: str | EngineConfig | None, settings: dict[str, Any]) -> Engin
             raise ConfigError(f"settings {', '.join(settings)} were given beside a whole EngineConfig; put them in it")
         return model
     return from_mapping(settings if model is None else {"model": model, **settings})
+
+
+def _check_address(asked: str | None) -> None:
+    """Refuse an address other than that of the Ray which this process has joined already, where both are known."""
+    if asked is None or not ray.is_initialized():
+        return
+    joined = str(getattr(ray.get_runtime_context(), "gcs_address", ""))  # a client of Ray does not know it
+    here, there = _host_and_port(joined), _host_and_port(asked)
+    if here is None or there is None or here == there:
+        return
+    # A node is reached by its loopback address too.
+    if here[1] == there[1] and (here[0].is_loopback or there[0].is_loopback):
+        return
+    raise ConfigError(
+        f"address is {asked!r}, and this process has joined the Ray at {joined!r}; leave address out to use that one, "
+        "or call ray.shutdown() before"
+    )
+
+
+def _host_and_port(address: str) -> tuple[IPv4Address | IPv6Address, int] | None:
+    """Of an address in numbers; None for a name, which may be that of any host."""
+    host, _, port = address.rpartition(":")
+    try:
+        return ip_address(host.strip("[]")), int(port)
+    except ValueError:
+        return None
 
 
 def _connect(address: str, keys: KeyPair, head_key: str) -> FrontClient:

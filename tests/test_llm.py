@@ -248,6 +248,13 @@ def test_mistakes_that_files_show_are_found_before_anything_starts(tmp_path: Pat
         LLM(modle=str(folder))
 
 
+def test_an_address_of_another_ray_than_the_one_that_was_joined_is_refused_with_both(model: Path) -> None:
+    joined = ray.get_runtime_context().gcs_address
+    with pytest.raises(ConfigError, match=f"'203.0.113.5:6379', and this process has joined the Ray at '{joined}'"):
+        start(model, address="203.0.113.5:6379")
+    assert ray.is_initialized()
+
+
 @pytest.fixture(scope="module")
 def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with a tokenizer, whose greedy output spells the alphabet over and over: a is followed by b."""
@@ -278,7 +285,7 @@ def check_several_answers(llm: LLM, params: SamplingParams) -> None:
         text = streamed[-1].outputs[index].text
         assert "d" not in text
         assert "".join(item.outputs[index].delta for item in streamed) == text
-    with pytest.raises(RequestError, match="prompt 1: prompt holds 320"):
+    with pytest.raises(RequestError, match="prompt 1: prompt_token_ids holds 320"):
         llm.generate(["a", [VOCAB_SIZE]], params)
     with pytest.raises(RequestError, match="2 prompts were given and one can be streamed"):
         llm.stream(["a", "b"], params)  # type: ignore[list-item]

@@ -16,7 +16,7 @@ import pytest
 
 from metrale_ray import LLM, SamplingParams
 from metrale_ray import llm as driver
-from metrale_ray.errors import EngineDead, StartError
+from metrale_ray.errors import ConfigError, EngineDead, StartError
 from metrale_ray.progress import LoadProgress
 from metrale_ray.protocol.front.messages import Abort
 from tests.fixtures.tiny import write_tiny
@@ -179,6 +179,66 @@ def test_an_engine_that_ends_as_it_opens_is_a_start_error_with_the_reason(
         LLM(str(model), device="cpu")
     assert caught.value.rank == 1
     assert cluster().done[-1] == "close"
+
+
+def test_the_ranks_get_the_absolute_path_of_a_folder(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    with LLM(model.name, device="cpu"):
+        assert cluster().config.model == str(model)
+
+
+class Joined:
+    """Ray, which this process has joined at `gcs_address`."""
+
+    def __init__(self, gcs_address: str) -> None:
+        self.gcs_address = gcs_address
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_runtime_context(self) -> Joined:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("joined", "asked"),
+    [
+        ("10.0.0.5:6379", "10.0.0.6:6379"),
+        ("10.0.0.5:6379", "10.0.0.5:6380"),
+        ("10.0.0.5:6379", "127.0.0.1:6380"),
+        ("[2001:db8::1]:6379", "10.0.0.5:6379"),
+    ],
+)
+def test_an_address_of_another_ray_is_refused_with_both(
+    model: Path, monkeypatch: pytest.MonkeyPatch, joined: str, asked: str
+) -> None:
+    monkeypatch.setattr(driver, "ray", Joined(joined))
+    with pytest.raises(ConfigError) as caught:
+        LLM(str(model), device="cpu", address=asked)
+    assert f"address is '{asked}', and this process has joined the Ray at '{joined}'" in caught.value.message
+    assert PlayedCluster.made == []
+
+
+@pytest.mark.parametrize("joined", ["10.0.0.5:6379", "[2001:db8::1]:6379", ""])
+@pytest.mark.parametrize(
+    "asked", [None, "auto", "local", "head.example:6379", "127.0.0.1:6379", "ray://10.0.0.9:10001"]
+)
+def test_an_address_that_may_be_that_of_the_joined_ray_is_taken(
+    model: Path, monkeypatch: pytest.MonkeyPatch, joined: str, asked: str | None
+) -> None:
+    monkeypatch.setattr(driver, "ray", Joined(joined))
+    for address in (asked, joined or None):
+        with LLM(str(model), device="cpu", address=address):
+            assert len(cluster().done) == 1
+
+
+def test_an_address_in_the_environment_does_not_matter_where_ray_was_joined(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "ray", Joined("10.0.0.5:6379"))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.6:6379")
+    with LLM(str(model), device="cpu"):
+        assert cluster().done == ["start"]
 
 
 # The end
