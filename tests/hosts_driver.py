@@ -4,8 +4,8 @@
     python -m tests.hosts_driver RAY_ADDRESS
 
 Orders, each a mapping with `do`: `start` (settings, head_on), `generate` (prompts, max_tokens), `stream` (prompt,
-max_tokens, tell_after: first an answer after so many tokens, then the last one), `close`. An error of ours is an answer
-with `error`, `message` and `rank`. It ends when its input does.
+max_tokens, tell_after: first an answer after so many tokens, then the last one), `doctor` (model), `close`. An error of
+ours is an answer with `error`, `message` and `rank`. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from metrale_ray import LLM, SamplingParams
+from metrale_ray.doctor.cluster_rules import judge
+from metrale_ray.doctor.finding import as_mapping
+from metrale_ray.doctor.nodes import examine
 from metrale_ray.errors import MetraleError
 
 PLACED_S = 20.0
+EXAMINED_S = 60.0
 
 
 class Driver:
@@ -54,6 +58,11 @@ class Driver:
             if before < tell_after <= num_tokens:
                 _say({"num_tokens": num_tokens})
         return {"num_tokens": num_tokens}
+
+    def doctor(self, model: str) -> dict[str, Any]:
+        """What the doctor finds on all nodes."""
+        facts = examine(sys.argv[1], model, None, EXAMINED_S)
+        return {"nodes": [node.name for node in facts.nodes], "findings": list(map(as_mapping, judge(facts)))}
 
     def close(self) -> dict[str, Any]:
         """End the engine, if there is one."""

@@ -136,6 +136,25 @@ def test_a_node_with_another_checkpoint_is_named_with_the_file_before_anything_l
     assert until(lambda: not ranks_left(hosts), LEFT_S), ranks_left(hosts)
 
 
+def test_the_doctor_names_the_host_that_has_another_checkpoint_and_the_one_that_cannot_be_reached(
+    hosts: tuple[Host, Host], driver: HostsDriver, whole: Path
+) -> None:
+    here, there = hosts
+    shutil.copytree(here.folder / whole.name, here.folder / "examined")
+    write_tiny(there.folder / "examined", "qwen3_moe", seed=1, max_position_embeddings=4096)
+    deafen(there, here, OUR_PORTS)
+    try:
+        answer = driver.order("doctor", model=str(here.same / "examined"))
+    finally:
+        hear(there, OUR_PORTS)
+    assert sorted(answer["nodes"]) == [host.address for host in hosts]
+    problems = {finding["subject"]: finding for finding in answer["findings"] if finding["level"] == "problem"}
+    assert problems.keys() == {"model.safetensors", "connections"}
+    assert all(host.address in problems["model.safetensors"]["text"] for host in hosts)
+    assert problems["connections"]["node"] in (here.address, there.address)
+    assert until(lambda: not ranks_left(hosts), LEFT_S), ranks_left(hosts)
+
+
 def test_a_node_that_cannot_reach_the_head_is_named_within_the_start_limit(
     hosts: tuple[Host, Host], driver: HostsDriver, whole: Path
 ) -> None:
