@@ -161,7 +161,7 @@ def test_a_hub_id_in_the_cache_is_looked_at_where_it_is(
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_configuration_with_any_odd_values_gives_an_object_or_3_with_one_line(
     data: st.DataObject, sparse: Path, odd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

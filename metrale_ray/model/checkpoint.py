@@ -164,7 +164,7 @@ def _read_weight_map(file: Path) -> dict[str, str]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(
-                f"{file} puts tensor {tensor} into {name!r}; it must be a .safetensors file beside the index"
+                f"{file} puts tensor {tensor} into {excerpt(name)}; it must be a .safetensors file beside the index"
             )
     return weight_map
 

@@ -3,7 +3,7 @@
 
 Rules: only weights in safetensors, JSON and tokenizer files are fetched; pickled weights and code never are. The
 library's settings hold (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN). Without network what is in the cache is used, and
-otherwise the refusal comes within seconds.
+otherwise the refusal comes within seconds. `find` looks at the cache alone.
 """
 
 from __future__ import annotations

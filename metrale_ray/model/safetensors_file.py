@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from metrale_ray.errors import CheckpointError
+from metrale_ray.model.excerpt import excerpt
 
 # The limit of the format's reference implementation; a header of 30 000 tensors takes about 4 MB.
 MAX_HEADER_BYTES = 100_000_000
@@ -126,11 +127,11 @@ def _record(file: Path, name: str, entry: Any, data_start: int) -> TensorRecord:
         raise _damaged(file, name, "it must have dtype, shape and data_offsets and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _damaged(file, name, f"unknown dtype {dtype!r}; known are {', '.join(DTYPE_BYTES)}")
+        raise _damaged(file, name, f"unknown dtype {excerpt(dtype)}; known are {', '.join(DTYPE_BYTES)}")
     if not _are_sizes(shape):
-        raise _damaged(file, name, f"its shape is {shape!r}, which is not a list of sizes")
+        raise _damaged(file, name, f"its shape is {excerpt(shape)}, which is not a list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(file, name, f"its data_offsets are {offsets!r}, which is not [begin, end]")
+        raise _damaged(file, name, f"its data_offsets are {excerpt(offsets)}, which is not [begin, end]")
     begin, end = offsets
     expected = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != expected:
