@@ -15,6 +15,7 @@ from metrale_ray.model.collectives import TorchDistributed, host_store, join_sto
 
 HOST = "127.0.0.1"
 RESULT_TIMEOUT_S = 90.0
+PRELOADED = ["metrale_ray.model.transformer"]  # imported once, before the processes part
 
 Task = Callable[..., Any]
 
@@ -27,7 +28,8 @@ class Ranks:
 
     def __init__(self, world: int, task: Task, *arguments: Any) -> None:
         self._store, port = host_store(HOST, RESULT_TIMEOUT_S)  # it lives as long as the ranks
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self.processes = []
         self._results: list[Connection] = []
         for rank in range(world):
