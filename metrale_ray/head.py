@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`Head`: the process that owns the scheduler, rank 0's model and every decision.
 
-Two threads. The engine thread touches the engine, the links and the model, and nobody else does. The asyncio loop
-holds the fronts' sessions and answers questions. From the loop to the engine goes one queue, read between steps, that
-wakes an idle engine; back goes one call per step. No text, template or HTTP here.
+Two threads. The engine thread touches the engine, the links and the model, and nobody else does; what fronts ask and
+get passes over its `desk`. The asyncio loop holds the fronts' sessions and answers questions. From the loop to the
+engine goes one inbox, of which a part is read between steps, and which wakes an idle engine; back goes one call per
+step, and one for the answers given between steps. No text, template or HTTP here.
 
-Whoever waits is answered: when the engine ends, for whatever reason, every front is told so and why.
+Whoever waits is answered: when the engine ends, for whatever reason, every front is told so and why. When the fronts'
+server fails, the engine ends too: nothing is computed for nobody.
 """
 
 from __future__ import annotations
@@ -13,26 +15,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from metrale_ray.clients import Client, Clients
 from metrale_ray.config import EngineConfig
-from metrale_ray.engine import Delivery, Engine, check_links
+from metrale_ray.desk import ByFront, Desk, refusal
+from metrale_ray.engine import Delivery, Engine
 from metrale_ray.errors import EngineDead, MetraleError, RequestError
+from metrale_ray.inbox import Inbox
 from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
 from metrale_ray.model.device import use_threads
 from metrale_ray.model.ranks import RankSetup, open_rank
+from metrale_ray.orders import check_links
 from metrale_ray.protocol.commands import Progress, Rank
-from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Output, Submit
+from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Submit
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.zmq_transport import ZmqTransport
-from metrale_ray.scheduler.request import RequestId
+from metrale_ray.scheduler.admission import check_prompt_length
 from metrale_ray.start import shake_hands, start_engine
 from metrale_ray.worker import HeadAddress
 
@@ -52,19 +55,6 @@ class HeadState:
     failure: MetraleError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """A request, and when the loop got it (monotonic clock), before it waited for the engine's thread."""
-
-    submit: Submit
-    at_s: float
-
-
 class Head:
     """The head's process around the engine. `host` is this node's own address."""
 
@@ -72,10 +62,11 @@ class Head:
         self._config = config
         self._host = host
         self._version = config.protocol_version
-        self._inbox: queue.SimpleQueue[tuple[FrontId | None, Any]] = queue.SimpleQueue()
+        self._inbox = Inbox(config.max_queue_len)
+        self._desk = Desk(self._inbox, self._send, self._drop)
         self._stopping = threading.Event()
         self._state = HeadState("starting", {})
-        self._clients = Clients()
+        self._server_failure: Exception | None = None
         self._keys = new_keys()
         self._links: list[HeadLink] = []
         self._transports: dict[int, ZmqTransport] = {}
@@ -123,9 +114,17 @@ class Head:
 
     async def serve(self) -> None:
         """Run the engine until `stop`. Raises what ended it otherwise: StartError before ready, EngineDead after."""
+        engine = asyncio.ensure_future(asyncio.to_thread(self._engine_main))
+        server = asyncio.ensure_future(self._fronts.wait_failed())
         try:
-            await asyncio.to_thread(self._engine_main)
+            await asyncio.wait({engine, server}, return_when=asyncio.FIRST_COMPLETED)
+            if server.done():
+                self._server_failure = server.result()
+                self._inbox.wake()
+            await engine
         finally:
+            engine.cancel()
+            server.cancel()
             self._tell_fronts()  # again, should the engine thread have broken before it could
             await self._fronts.close()
         if self._state.failure is not None:
@@ -134,7 +133,7 @@ class Head:
     async def stop(self) -> None:
         """Let the engine end after its current step."""
         self._stopping.set()
-        self._inbox.put((None, _Gone()))
+        self._inbox.wake()
 
     async def stats(self) -> dict[str, Any]:
         """Gauges and counters after the last step."""
@@ -146,15 +145,16 @@ class Head:
     def _on_message(self, front: FrontId, message: Submit | Abort | Finish) -> None:
         if self._state.phase == "ended":
             return  # the front is being told
-        if isinstance(message, Submit):
-            full = self._inbox.qsize() > self._config.max_queue_len
-            if full or self._state.phase != "ready":
-                code, text = ("queue_full", "too many requests wait") if full else ("not_ready", "it is not ready yet")
-                self._fronts.post(front, [_refusal(message.request_id, code, text)])
-                return
-            self._inbox.put((front, _Arrived(message, time.monotonic())))
+        if not isinstance(message, Submit):
+            self._inbox.end(front, message)
             return
-        self._inbox.put((front, message))
+        try:
+            if self._state.phase != "ready":
+                raise RequestError("the engine is not ready yet; wait until it is", code="not_ready")
+            check_prompt_length(len(message.prompt_token_ids), self._required_setup().max_model_len)
+            self._inbox.submit(front, message, time.monotonic())
+        except RequestError as error:
+            self._fronts.post(front, [refusal(message.request_id, error)])
 
     def _tell_fronts(self) -> None:
         failure = self._state.failure
@@ -162,7 +162,7 @@ class Head:
             self._fronts.post_dead(failure.message, getattr(failure, "rank", None))
 
     def _on_gone(self, front: FrontId) -> None:
-        self._inbox.put((front, _Gone()))
+        self._inbox.gone(front)
 
     def _required_setup(self) -> RankSetup:
         if self._setup is None:
@@ -173,7 +173,7 @@ class Head:
         setup = self._required_setup()
         return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=FIRST_EPOCH)
 
-    def _post(self, outputs: dict[FrontId, list[Output]]) -> None:
+    def _post(self, outputs: ByFront) -> None:
         for front, of_front in outputs.items():
             self._fronts.post(front, of_front)
 
@@ -231,7 +231,11 @@ class Head:
         next_ping = time.monotonic() + self._config.idle_ping_s
         worked = False
         while not self._stopping.is_set():
-            self._take(engine, wait=not worked)
+            if self._server_failure is not None:
+                raise EngineDead(f"the server of the fronts failed: {self._server_failure}")
+            if not worked:
+                self._inbox.wait(IDLE_WAIT_S)
+            self._take(engine)
             engine.expire(time.monotonic())
             worked = engine.step()
             self._note_stats(engine)
@@ -243,89 +247,25 @@ class Head:
                 engine.ping()
                 next_ping = time.monotonic() + self._config.idle_ping_s
 
-    def _take(self, engine: Engine, wait: bool) -> None:
-        """Read the queue to its end, waiting a little for the first message when there is nothing else to do."""
-        while True:
-            try:
-                front, message = self._inbox.get(timeout=IDLE_WAIT_S) if wait else self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            wait = False
-            self._handle(engine, front, message)
+    def _take(self, engine: Engine) -> None:
+        if self._desk.take(engine):
+            self._note_stats(engine)
+            self._desk.flush()
 
-    def _handle(self, engine: Engine, front: FrontId | None, message: Any) -> None:
-        match message:
-            case _Arrived(submit, at_s) if front is not None:
-                self._submit(engine, front, submit, at_s)
-            case Abort(number) if front is not None:
-                self._end_sequences(engine, front, number, self._clients.of_request(front, number), "abort")
-            case Finish(number, index) if front is not None:
-                live = self._clients.of_request(front, number)
-                self._end_sequences(engine, front, number, {i: r for i, r in live.items() if i == index}, "stop")
-            case _Gone() if front is not None:
-                for request_id in self._clients.of_front(front):
-                    self._clients.drop(request_id)
-                    engine.abort(request_id)
+    def _send(self, outputs: ByFront) -> None:
+        self._loop.call_soon_threadsafe(self._post, outputs)
 
-    def _submit(self, engine: Engine, front: FrontId, submit: Submit, arrived_s: float) -> None:
-        number, timeout_s = submit.request_id, submit.timeout_s
-        if self._clients.of_request(front, number):
-            text = f"request {number} of this front is not answered yet; give each request an id of its own"
-            self._refuse(front, _refusal(number, "duplicate_request_id", text))
-            return
-        request_ids = self._clients.add(front, number, submit.params.n)
-        try:
-            engine.submit(
-                request_ids,
-                submit.prompt_token_ids,
-                submit.params,
-                priority=submit.priority,
-                deadline_s=None if timeout_s is None else arrived_s + timeout_s,
-            )
-        except RequestError as error:
-            for request_id in request_ids:
-                self._clients.drop(request_id)
-            self._refuse(front, _refusal(number, error.code, error.message))
-
-    def _refuse(self, front: FrontId, refusal: Output) -> None:
-        self._loop.call_soon_threadsafe(self._post, {front: [refusal]})
-
-    def _end_sequences(
-        self,
-        engine: Engine,
-        front: FrontId,
-        number: int,
-        live: Mapping[int, RequestId],
-        reason: Literal["stop", "abort"],
-    ) -> None:
-        """End these sequences of a request; those that are not `live` were answered while the message came."""
-        if not live:
-            return
-        for request_id in live.values():
-            self._clients.drop(request_id)
-            if reason == "stop":
-                engine.finish(request_id)
-            else:
-                engine.abort(request_id)
-        self._note_stats(engine)
-        answers = [Output(number, index, (), reason) for index in live]
-        self._loop.call_soon_threadsafe(self._post, {front: answers})
+    def _drop(self, front: FrontId, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._fronts.drop, front, reason)
 
     def _note_stats(self, engine: Engine) -> None:
         """Before anybody is told of a step, and after each."""
         self._stats = {**engine.stats(), "epoch": FIRST_EPOCH}
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
-        outputs: dict[FrontId, list[Output]] = {}
-        for delivery in deliveries:
-            ended = delivery.finish_reason is not None
-            request_id = delivery.request_id
-            client = self._clients.drop(request_id) if ended else self._clients.get(request_id)
-            if client is not None:
-                outputs.setdefault(client.front, []).append(_output(client, delivery))
         if self._engine is not None:
             self._note_stats(self._engine)  # whoever has its last token finds it in the figures
-        self._loop.call_soon_threadsafe(self._post, outputs)
+        self._desk.deliver(deliveries)
 
     def _describe(self, error: Exception) -> MetraleError:
         """The failure as whoever waits gets it: a start's own error, and EngineDead once the engine was ready."""
@@ -344,20 +284,3 @@ class Head:
                 closing.callback(self._collectives.close)
             for link in self._links:
                 closing.callback(link.close)
-
-
-def _refusal(number: int, code: str, message: str) -> Output:
-    return Output(number, 0, (), "error", None, (code, message), is_refusal=True)
-
-
-def _output(client: Client, delivery: Delivery) -> Output:
-    return Output(
-        client.number,
-        client.sequence_index,
-        delivery.token_ids,
-        delivery.finish_reason,
-        delivery.stop_token_id,
-        delivery.error,
-        delivery.logprobs,
-        delivery.prompt_logprobs,
-    )

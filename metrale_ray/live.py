@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metrale_ray.sampling.history import TokenHistory
+from metrale_ray.sampling.history import DistinctTokens, TokenHistory
 from metrale_ray.sampling.sampler import SampleRow
 from metrale_ray.sampling.token_params import TokenParams
 
@@ -19,7 +19,8 @@ class LiveRequest:
     """One sequence of a client's request.
 
     `seed` is shared by all sequences of the client's request, `sequence_index` tells them apart. `end_token_ids` are
-    all ids that could end the sequence, were it not for `params.ignore_eos`.
+    all ids that could end the sequence, were it not for `params.ignore_eos`. `distinct` are the prompt's, which the
+    sequences share; None: this one's own.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -27,13 +28,14 @@ class LiveRequest:
     seed: int
     sequence_index: int
     end_token_ids: frozenset[int]
+    distinct: DistinctTokens | None = None
     was_poisoned: bool = False
     _history: TokenHistory | None = None
 
     def sample_row(self, position: int) -> SampleRow:
         """Whose token the one at `position` will be."""
         if self._history is None and self.params.needs_history:
-            self._history = TokenHistory(self.prompt_token_ids)
+            self._history = TokenHistory(self.distinct or self.prompt_token_ids)
         return SampleRow(
             params=self.params,
             seed=self.seed,

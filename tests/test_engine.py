@@ -176,7 +176,7 @@ def test_a_stop_token_ends_the_text_and_is_named(qwen: Path) -> None:
 
 def test_what_every_rank_refuses_is_rejected_and_the_engine_goes_on(qwen: Path) -> None:
     def script(driver: Driver) -> None:
-        verdicts.append(driver.engine._order(FreeSlot(Slot(3))))
+        verdicts.append(driver.engine._orders.run(FreeSlot(Slot(3))))
         submit_all(many=prompts()[:2])(driver)
 
     verdicts: list[Any] = []

@@ -172,11 +172,11 @@ def test_a_deadline_is_noticed_in_a_search_for_a_failing_row_and_the_guilty_is_s
     def script(driver: Driver) -> None:
         for number, prompt in enumerate(prompts):
             driver.submit(prompt, GREEDY, deadline_s=5.0 if number < 2 else None)
-        while driver.engine._search is None:
+        while not driver.engine._recovery.is_under_way:
             driver.engine.step()
         driver.engine.expire(5.0)
         assert [driver.answers[n].error[0] for n in (0, 1)] == ["deadline_exceeded"] * 2  # type: ignore[index]
-        assert driver.engine._search is not None
+        assert driver.engine._recovery.is_under_way
 
     outcome = run(model, script, ep_size=2, faults=(fault,))
     healthy = run(model, lambda driver: void([driver.submit(prompt, GREEDY) for prompt in prompts]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import FrontClient, Output, RequestHandle, Submit
 from metrale_ray.protocol.front.frames import MAX_OUTPUT_LOGPROBS, encode
 from metrale_ray.sampling.token_params import TokenParams
@@ -51,7 +52,7 @@ def is_at_rest(process: Process) -> bool:
     stats, head = process.call(process.head.stats()), process.head
     is_free = (stats["running"], stats["waiting"], stats["free_blocks"]) == (0, 0, stats["total_blocks"])
     assert head._engine is not None
-    return is_free and not (len(head._clients) or head._engine._live)
+    return is_free and not (len(head._desk.clients) or head._engine._live)
 
 
 def assert_nothing_left(process: Process, client: FrontClient) -> None:
@@ -141,17 +142,17 @@ def test_a_request_is_refused_whole_and_once(
         assert_nothing_left(process, client)
 
 
-def test_a_number_that_is_in_use_is_refused_and_what_runs_is_kept(model: Path) -> None:
-    with running(model, ep_size=1) as (process, client):
-        handle = client.submit([5], LONG)
+def test_a_front_that_uses_a_number_twice_is_dropped_and_told_so_while_others_go_on(model: Path) -> None:
+    with running(model, ep_size=1) as (process, client), process.front() as faulty:
+        mine = client.submit([9], LONG)
+        handle = faulty.submit([5], LONG)
         handle.get(TIMEOUT_S)
-        client._connection.send(encode(Submit(handle.request_id, (9,), GREEDY)))
-        output = handle.get(TIMEOUT_S)
-        while not output.is_refusal:
-            output = handle.get(TIMEOUT_S)
-        assert output.error is not None
-        assert output.error[0] == "duplicate_request_id"
-        assert process.call(process.head.stats())["running"] == 1
+        faulty._connection.send(encode(Submit(handle.request_id, (9,), GREEDY)))
+        with pytest.raises(EngineDead, match=f"it sent request {handle.request_id} again, which has not ended"):
+            tokens_of(handle)
+        until(lambda: process.call(process.head.stats())["running"] == 1)
+        mine.abort()
+        assert_nothing_left(process, client)
 
 
 def at_once(client: FrontClient) -> None:

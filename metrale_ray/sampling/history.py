@@ -2,7 +2,8 @@
 """`TokenHistory`: which tokens one sequence has had, as the penalties and the bad sequences need to know it.
 
 Rules: one per sequence, made with its prompt, told of each token that is generated, in order; it outlives preemption.
-A token costs one look-up and one addition, whatever the length; the arrays are views of what is kept, never rebuilt.
+A token costs one look-up and one addition, whatever the length, and a search among the prompt's when it is new; the
+arrays are views of what is kept, never rebuilt. `DistinctTokens` of a prompt are found once for all its sequences.
 
 What it leaves out: the sequence itself, which the scheduler has. Tokens of the prompt count as having occurred for
 the repetition penalty alone, and never for the others.
@@ -21,23 +22,41 @@ from metrale_ray.sampling.token_params import MAX_BAD_SEQUENCE_TOKENS
 _FIRST_ROOM = 64
 
 
+class DistinctTokens:
+    """The distinct tokens of one prompt, found when they are first asked for. Shared by any number of histories."""
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        self._prompt_token_ids = prompt_token_ids
+        self._token_ids: NDArray[np.int64] | None = None
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """In ascending order, int64 [D]. Not to be written to."""
+        if self._token_ids is None:
+            self._token_ids = np.unique(np.asarray(self._prompt_token_ids, dtype=np.int64))
+            self._prompt_token_ids = ()  # not needed any more
+        return self._token_ids
+
+
 class TokenHistory:
     """The distinct tokens of one sequence, and how often each was generated."""
 
-    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
-        distinct = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
-        self._size = distinct.size
-        self._ids = np.empty(max(2 * self._size, _FIRST_ROOM), dtype=np.int64)
-        self._ids[: self._size] = distinct
+    def __init__(self, prompt: Sequence[int] | DistinctTokens) -> None:
+        """`prompt`: its token ids, or what is shared of them."""
+        distinct = prompt if isinstance(prompt, DistinctTokens) else DistinctTokens(prompt)
+        self._prompt_ids = distinct.token_ids
+        self._size = self._prompt_ids.size
+        self._ids = np.empty(self._size + _FIRST_ROOM, dtype=np.int64)
+        self._ids[: self._size] = self._prompt_ids
         self._counts = np.zeros_like(self._ids)
-        self._place = dict(zip(distinct.tolist(), range(self._size), strict=True))
+        self._place: dict[int, int] = {}  # of each token that was generated
         self._tail: deque[int] = deque(maxlen=MAX_BAD_SEQUENCE_TOKENS - 1)
 
     def append(self, token_id: int) -> None:
         """Note one generated token."""
         place = self._place.get(token_id)
         if place is None:
-            place = self._add(token_id)
+            place = self._place[token_id] = self._new_place(token_id)
         self._counts[place] += 1
         self._tail.append(token_id)
 
@@ -60,12 +79,15 @@ class TokenHistory:
         """The tokens generated last, in order: as many as the longest bad sequence takes to be matched."""
         return tuple(self._tail)
 
-    def _add(self, token_id: int) -> int:
+    def _new_place(self, token_id: int) -> int:
+        """The place of a token that was not generated before: its own in the prompt, or a new one behind all."""
+        in_prompt = int(np.searchsorted(self._prompt_ids, token_id))
+        if in_prompt < self._prompt_ids.size and self._prompt_ids[in_prompt] == token_id:
+            return in_prompt
         place = self._size
         if place == self._ids.size:
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
         self._ids[place] = token_id
-        self._place[token_id] = place
         self._size += 1
         return place

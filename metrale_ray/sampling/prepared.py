@@ -36,11 +36,14 @@ class Prepared:
     def bad_ids_after(self, history: TokenHistory) -> list[int]:
         """The tokens that would complete a bad sequence of two or more, given what was generated."""
         last = history.last_token_id
-        beginnings = self._bad_after.get(last) if last is not None else None
-        if beginnings is None:
+        by_length = self._bad_after.get(last) if last is not None else None
+        if by_length is None:
             return []
         tail = history.tail()
-        return [bad_id for beginning, bad_id in beginnings if tail[-len(beginning) :] == beginning]
+        found: list[int] = []
+        for length, by_beginning in by_length.items():
+            found += by_beginning.get(tail[-length:], ())
+        return found
 
 
 def prepared(params: TokenParams) -> Prepared:
@@ -52,10 +55,16 @@ def prepared(params: TokenParams) -> Prepared:
     return made
 
 
-def _by_last_token(sequences: tuple[tuple[int, ...], ...]) -> dict[int, list[tuple[tuple[int, ...], int]]]:
-    """The sequences of two or more as (all but the last, the last), under the last token of the former."""
-    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+def _by_last_token(sequences: tuple[tuple[int, ...], ...]) -> dict[int, dict[int, dict[tuple[int, ...], list[int]]]]:
+    """For each beginning (all but the last token of a sequence of two or more) the tokens that complete one.
+
+    Found by the beginning's own last token, then by its length, then by itself: a look-up per length, however many
+    sequences there are.
+    """
+    found: dict[int, dict[int, dict[tuple[int, ...], list[int]]]] = {}
     for sequence in sequences:
         if len(sequence) > 1:
-            found.setdefault(sequence[-2], []).append((sequence[:-1], sequence[-1]))
+            beginning = sequence[:-1]
+            by_beginning = found.setdefault(beginning[-1], {}).setdefault(len(beginning), {})
+            by_beginning.setdefault(beginning, []).append(sequence[-1])
     return found

@@ -15,6 +15,10 @@ MAX_PROMPT_LOGITS = 64
 """Rows of prompt logits of one step. 64 rows of a vocabulary of 152,000 are 39 MB in fp32; a whole prompt of 4,096
 tokens would be 2.5 GB beside the weights. They are reduced step by step, so a longer prompt only takes more steps."""
 
+MAX_WAITING_PROMPT_TOKENS = 2**25
+"""Prompt tokens of all requests that wait. 36 bytes each at most, as Python's integers are, so 1.2 GB in all: 256
+prompts of 131,072 tokens, or 10,000 of 3,355."""
+
 _COUNTS = (
     "max_batch_size",
     "max_model_len",
@@ -23,6 +27,7 @@ _COUNTS = (
     "block_size",
     "max_queue_len",
     "max_prompt_logits",
+    "max_waiting_prompt_tokens",
 )
 
 
@@ -35,6 +40,7 @@ class SchedulerLimits:
     an admission leaves free. `max_queue_len`: requests that wait. `mixed_steps`: whether one step may hold several
     prompt chunks, or chunks beside decode rows. `resume_protection_tokens`: how many tokens a resumed sequence
     generates before it may be preempted again. `max_prompt_logits`: prompt positions of one step that give logits.
+    `max_waiting_prompt_tokens`: of all requests that wait together; the sequences of one request share their prompt.
     """
 
     max_batch_size: int
@@ -47,6 +53,7 @@ class SchedulerLimits:
     mixed_steps: bool = True
     resume_protection_tokens: int = 64  # four blocks of 16: enough to be worth the prefill that resuming cost
     max_prompt_logits: int = MAX_PROMPT_LOGITS
+    max_waiting_prompt_tokens: int = MAX_WAITING_PROMPT_TOKENS
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -11,25 +11,28 @@ A client's request for n texts is n requests here, each with a sequence of its o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Literal, NewType
 
 from metrale_ray.protocol.commands import BlockId, Logits, Slot
 
 RequestId = NewType("RequestId", int)
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""How a sequence ended: at a stop token or string, at a limit, as its client wanted no more, or as it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and its limits.
 
-    `stop_token_ids` includes the end-of-sequence ids unless the client ignores them. `prompt_logits_all` asks for
-    the logits of every prompt position, each once, whatever preemptions come between. `priority` may be negative;
-    lower goes first.
+    `max_tokens` None means as many as the model's length and the KV cache allow. `stop_token_ids` includes the
+    end-of-sequence ids unless the client ignores them. `prompt_logits_all` asks for the logits of every prompt
+    position, each once, whatever preemptions come between. `priority` may be negative; lower goes first.
     """
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
-    max_tokens: int
+    max_tokens: int | None
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logits_all: bool = False
     priority: int = 0
@@ -39,16 +42,17 @@ class Request:
 class Sequence:
     """One stream of tokens: prompt and generated tokens, its slot and blocks, and how far the ranks are.
 
-    At `max_length` tokens, prompt and generated, it ends. `slot` is None while it waits. `blocks`
-    are owned, the first `num_blocks_shipped` of them are in the ranks' block tables. `num_computed` is the settled
-    length on every rank. `num_prompt_logits` prompt positions have had their logits. `num_generated_at_resume` is
-    None until it was preempted or started over once.
+    `tokens` is the request's own prompt until the first token is generated, so what waits costs no copy of it. At
+    `max_length` tokens, prompt and generated, it ends. `slot` is None while it waits. `blocks` are owned, the first
+    `num_blocks_shipped` of them are in the ranks' block tables. `num_computed` is the settled length on every rank.
+    `num_prompt_logits` prompt positions have had their logits. `num_generated_at_resume` is None until it was
+    preempted or started over once.
     """
 
     request: Request
     arrival: int
     max_length: int
-    tokens: list[int]
+    tokens: list[int] | tuple[int, ...]
     slot: Slot | None = None
     blocks: list[BlockId] = field(default_factory=list)
     num_computed: int = 0
@@ -87,6 +91,12 @@ class Sequence:
     def wants_prompt_logits(self) -> bool:
         """Whether the row at the settled length is a prompt position whose logits are still owed."""
         return self.request.prompt_logits_all and self.num_prompt_logits <= self.num_computed < self.num_prompt
+
+    def append(self, token_id: int) -> None:
+        """One token was generated."""
+        if isinstance(self.tokens, tuple):
+            self.tokens = list(self.tokens)
+        self.tokens.append(token_id)
 
     def chunk_end(self, max_num_tokens: int) -> int:
         """Where a prompt chunk of at most `max_num_tokens` tokens ends.

@@ -26,20 +26,19 @@ It leaves out clocks (see `deadlines`), sampling, stop strings, and the search f
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from metrale_ray.protocol.commands import Logits, Span
-from metrale_ray.scheduler.admission import check_request
+from metrale_ray.scheduler.admission import check_request, check_room
 from metrale_ray.scheduler.blocks import BlockPool
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.plan import Plan, PlanRow
-from metrale_ray.scheduler.request import Request, RequestId, Sequence
+from metrale_ray.scheduler.request import FinishReason, Request, RequestId, Sequence
 from metrale_ray.scheduler.row_limit import RowLimit
 from metrale_ray.scheduler.slots import SlotPool
 from metrale_ray.scheduler.victim import choose_victim
 from metrale_ray.scheduler.waiting import WaitingQueue
 
-FinishReason = Literal["stop", "length"]
 _LAST, _ALL = Logits.LAST, Logits.ALL  # looked up for each row of each step
 
 
@@ -184,12 +183,14 @@ class Scheduler:
 
     def _sequences_of(self, requests: Collection[Request]) -> list[Sequence]:
         """A sequence for each, in this order. Raises RequestError if one of them cannot be served."""
-        sequences: list[Sequence] = []
+        sequences: dict[RequestId, Sequence] = {}
         for number, request in enumerate(requests):
-            is_known = request.request_id in self._live or any(s.request_id == request.request_id for s in sequences)
-            max_length = check_request(request, self.limits, self.num_waiting, is_known, len(requests))
-            sequences.append(Sequence(request, self._num_arrived + number, max_length, list(request.prompt_token_ids)))
-        return sequences
+            request_id = request.request_id
+            max_length = check_request(request, self.limits, request_id in self._live or request_id in sequences)
+            sequences[request_id] = Sequence(request, self._num_arrived + number, max_length, request.prompt_token_ids)
+        prompts = {id(request.prompt_token_ids): len(request.prompt_token_ids) for request in requests}
+        check_room(len(requests), sum(prompts.values()), self._waiting, self.limits)
+        return list(sequences.values())
 
     # What a step runs.
 
@@ -355,11 +356,11 @@ class Scheduler:
         return sequence
 
     def _extend(self, sequence: Sequence, token_id: int) -> Emission:
-        tokens, request = sequence.tokens, sequence.request
-        tokens.append(token_id)
+        request = sequence.request
+        sequence.append(token_id)
         if token_id in request.stop_token_ids:
             return self._last(request, token_id, "stop")
-        if len(tokens) >= sequence.max_length:
+        if len(sequence.tokens) >= sequence.max_length:
             return self._last(request, token_id, "length")
         return Emission(request.request_id, token_id)
 

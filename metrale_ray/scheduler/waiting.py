@@ -16,6 +16,8 @@ class WaitingQueue:
     """A sorted list: to find a place takes log n comparisons, and the list is no longer than the queue's limit."""
 
     def __init__(self) -> None:
+        self.num_prompt_tokens = 0  # of all prompts here, each counted once however many sequences share it
+        self._num_sharing: dict[int, int] = {}  # sequences of each prompt, by the identity of the tuple
         self._sequences: list[Sequence] = []  # the first in order is the last: it leaves most often, and at no cost
 
     def __len__(self) -> int:
@@ -24,6 +26,11 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """A sequence that is new, or that came back, to its place."""
         bisect.insort(self._sequences, sequence, key=_reverse_order)
+        prompt = id(sequence.request.prompt_token_ids)
+        num_sharing = self._num_sharing.get(prompt, 0)
+        self._num_sharing[prompt] = num_sharing + 1
+        if num_sharing == 0:
+            self.num_prompt_tokens += sequence.num_prompt
 
     def first(self) -> Sequence | None:
         """The next one to be admitted."""
@@ -35,6 +42,11 @@ class WaitingQueue:
         if index == len(self._sequences) or self._sequences[index] is not sequence:
             raise ValueError(f"request {sequence.request_id} does not wait")
         del self._sequences[index]
+        prompt = id(sequence.request.prompt_token_ids)
+        self._num_sharing[prompt] -= 1
+        if self._num_sharing[prompt] == 0:
+            del self._num_sharing[prompt]
+            self.num_prompt_tokens -= sequence.num_prompt
 
 
 def _reverse_order(sequence: Sequence) -> tuple[int, int]:

@@ -73,6 +73,7 @@ def running(**settings: Any) -> Iterator[Rig]:
     try:
         yield rig
         rig.wait(rig.server.close())
+        assert rig.server.failure is None
     finally:
         rig.stop()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import socket
 import struct
@@ -31,7 +32,7 @@ from metrale_ray.protocol.front.messages import (
 )
 from metrale_ray.protocol.front.server import FrontId, FrontServer
 from metrale_ray.sampling.token_params import TokenParams
-from tests.protocol.front_rig import HEAD_KEYS, OPENED, WAIT_S, Rig, raw_front, running
+from tests.protocol.front_rig import HEAD_KEYS, OPENED, WAIT_S, RawFront, Rig, raw_front, running
 
 SUBMIT = Submit(9, (1, 2, 3), TokenParams(seed=2**64 - 1, n=2))
 
@@ -160,20 +161,98 @@ def test_the_number_of_fronts_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
             assert rig.server.num_fronts == 1
 
 
-def test_a_front_out_of_credit_is_dropped_while_another_goes_on() -> None:
-    with running(credit=4) as rig, raw_front(rig.server.address) as slow, raw_front(rig.server.address) as quick:
-        for number in range(1, 7):
+def hear_outputs(front: RawFront) -> Outputs:
+    """The next frame that is not a beat."""
+    heard = front.hear()
+    while heard == Beat():
+        heard = front.hear()
+    assert isinstance(heard, Outputs), heard
+    return heard
+
+
+def test_what_is_posted_while_a_front_does_not_read_waits_for_it_and_comes_in_few_frames() -> None:
+    with running(credit=4) as rig, raw_front(rig.server.address) as front:
+        for number in range(1, 2001):
+            rig.loop.call_soon_threadsafe(rig.server.post, FrontId(1), [Output(number, 0, (), "abort")])
+        rig.post(FrontId(1), Output(2001, 0, (), "abort"))
+        taken: list[int] = []
+        num_frames = 0
+        while len(taken) < 2001:
+            frame = hear_outputs(front)
+            num_frames += 1
+            assert frame.number == num_frames
+            taken += [output.request_id for output in frame.outputs]
+            if num_frames >= 4:  # all its credit is used up by then, and what is not here is held
+                front.say(Read(num_frames))
+        assert taken == list(range(1, 2002))
+        assert num_frames < 20
+        assert rig.gone.empty()
+
+
+def test_a_front_that_reads_nothing_while_outputs_wait_is_dropped_although_it_beats() -> None:
+    with (
+        running(credit=4, beat_s=0.05, silence_s=0.3) as rig,
+        raw_front(rig.server.address) as stuck,
+        raw_front(rig.server.address) as quick,
+    ):
+        number = 0
+        while rig.gone.empty():
+            number += 1
             rig.post(FrontId(1), Output(1, 0, (number,)))
             rig.post(FrontId(2), Output(2, 0, (number,)))
-            assert quick.hear() == Outputs(number, (Output(2, 0, (number,)),))
+            stuck.say(Beat())
+            assert hear_outputs(quick) == Outputs(number, (Output(2, 0, (number,)),))
             quick.say(Read(number))
-            quick.say(Abort(number))
-            assert rig.next_message() == (FrontId(2), Abort(number))  # so the Read before it has arrived
         assert rig.next_gone() == FrontId(1)
-        heard = [slow.hear() for _ in range(5)]
-        assert [frame.number for frame in heard if isinstance(frame, Outputs)] == [1, 2, 3, 4]
-        assert heard[-1] == Dead("the head dropped this front: it has 4 frames unread, which is the limit")
+        assert [hear_outputs(stuck).number for _ in range(4)] == [1, 2, 3, 4]
+        heard = stuck.hear()
+        while heard == Beat():
+            heard = stuck.hear()
+        assert heard == Dead("the head dropped this front: it read nothing for 0.3 s, while outputs waited for it")
         assert rig.server.num_fronts == 1
+
+
+def test_a_front_for_which_too_much_waits_is_dropped_and_told_so() -> None:
+    with running(credit=1, max_held_bytes=1000) as rig, raw_front(rig.server.address) as slow:
+        for number in range(1, 10):
+            rig.post(FrontId(1), Output(1, 0, (number,)))
+        assert rig.next_gone() == FrontId(1)
+        assert hear_outputs(slow).number == 1
+        answer = slow.hear()
+        assert isinstance(answer, Dead)
+        assert "1 frames unread and 8 outputs waiting behind them, which take more than 1000 bytes" in answer.reason
+
+
+def test_a_front_whose_outputs_make_no_frame_is_dropped_and_told_so() -> None:
+    with running() as rig, raw_front(rig.server.address) as front, raw_front(rig.server.address) as other:
+        rig.post(FrontId(1), Output(1, 0, (), "stop", error=("code", "an error without its reason")))
+        answer = front.hear()
+        assert isinstance(answer, Dead)
+        assert "its outputs do not make a frame: bad frame: an output has an error exactly when" in answer.reason
+        assert rig.next_gone() == FrontId(1)
+        rig.post(FrontId(2), Output(1, 0, (1,)))
+        assert other.hear() == Outputs(1, (Output(1, 0, (1,)),))
+
+
+def test_what_was_posted_before_the_end_is_sent_before_it() -> None:
+    def post_and_die() -> None:
+        rig.server.post(FrontId(1), [Output(1, 0, (), "abort")])
+        rig.server.post_dead("the end")
+
+    with running() as rig, raw_front(rig.server.address) as front:
+        rig.call(post_and_die)
+        assert front.hear() == Outputs(1, (Output(1, 0, (), "abort"),))
+        assert front.hear() == Dead("the end")
+
+
+def test_a_front_can_be_dropped_for_what_its_messages_mean() -> None:
+    with running() as rig, raw_front(rig.server.address) as front:
+        rig.call(rig.server.drop, FrontId(1), "it says the same thing twice")
+        rig.call(rig.server.drop, FrontId(1), "it says the same thing twice")  # it has gone
+        assert front.hear() == Dead("the head dropped this front: it says the same thing twice")
+        assert rig.next_gone() == FrontId(1)
+        assert rig.server.num_refused == 1
+        assert rig.gone.empty()
 
 
 def test_a_front_that_vanished_is_noticed_by_the_next_beat_or_post() -> None:
@@ -238,7 +317,7 @@ def test_closing_tells_every_front_and_frees_the_port() -> None:
             probe.bind(("127.0.0.1", port))
 
 
-def test_a_head_that_fails_on_a_message_says_so_to_everybody_and_raises_at_the_end(
+def test_a_head_that_fails_on_a_message_says_so_to_everybody_and_to_whoever_waits_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = Rig()
@@ -251,8 +330,9 @@ def test_a_head_that_fails_on_a_message_says_so_to_everybody_and_raises_at_the_e
         with raw_front(rig.server.address) as front:
             front.say(SUBMIT)
             assert front.hear() == Dead("the front server failed: no engine")
-            with pytest.raises(ZeroDivisionError, match="no engine"):
-                rig.wait(rig.server.close())
+            assert isinstance(rig.wait(rig.server.wait_failed()), ZeroDivisionError)
+            rig.wait(rig.server.close())
+            assert isinstance(rig.server.failure, ZeroDivisionError)
         assert "the front server failed" in caplog.text
     finally:
         rig.stop()
@@ -277,7 +357,8 @@ def test_a_stranger_that_speaks_no_zeromq_has_no_effect(tmp_path: Path) -> None:
         payload = pickle.dumps(Payload())
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as stranger:
             stranger.sendall(struct.pack("<I", len(payload)) + payload + b"\0" * 100)
-            assert stranger.recv(100) is not None
+            with contextlib.suppress(ConnectionResetError):  # it may be turned away before all of it was read
+                stranger.recv(100)
         with raw_front(rig.server.address) as front:
             front.say_bytes(payload)
             assert isinstance(front.hear(), Dead)

@@ -45,7 +45,7 @@ def nothing_is_unpickled() -> Iterator[None]:
 @pytest.fixture
 def short_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metrale_ray.protocol.zmq_transport.HANDSHAKE_TIMEOUT_MS", SHORT_MS)
-    monkeypatch.setattr("metrale_ray.protocol.front.server.HANDSHAKE_TIMEOUT_MS", SHORT_MS)
+    monkeypatch.setattr("metrale_ray.protocol.front.router.HANDSHAKE_TIMEOUT_MS", SHORT_MS)
 
 
 def listen() -> ZmqTransport:

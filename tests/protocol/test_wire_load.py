@@ -222,6 +222,7 @@ def test_a_stopped_worker_is_lost_at_the_deadline_of_its_answer() -> None:
 
 
 NUM_STEPS, CREDIT = 400, 32
+MAX_HELD_BYTES = 100 * 500  # less than the outputs of the steps beyond the credit
 NO_BEATS = {"beat_s": 500.0, "silence_s": 1000.0}  # between the outputs that are looked at
 
 
@@ -233,7 +234,7 @@ def outputs(number: int) -> Output:
 def test_a_front_that_stops_reading_delays_nobody_and_is_dropped() -> None:
     with (
         steady_memory(),
-        running(credit=CREDIT, **NO_BEATS) as rig,
+        running(credit=CREDIT, max_held_bytes=MAX_HELD_BYTES, **NO_BEATS) as rig,
         proxy_to(rig.server.address) as proxy,
         raw_front(proxy.address) as stalled,
         raw_front(rig.server.address) as other,

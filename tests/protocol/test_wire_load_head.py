@@ -29,6 +29,7 @@ def test_the_requests_of_a_front_that_stops_reading_are_aborted_while_anothers_g
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FrontServer.__init__.__kwdefaults__, "credit", CREDIT)
+    monkeypatch.setitem(FrontServer.__init__.__kwdefaults__, "max_held_bytes", 100 * CREDIT)
     with running(model, ep_size=1) as (process, other), proxy_to(process.head.front_address) as proxy:
         keys = new_keys()
         process.loop.call_soon_threadsafe(process.head.allow_front, keys.public)

@@ -29,7 +29,6 @@ from metrale_ray.protocol.front.messages import (
     FromHead,
     Opened,
     Outputs,
-    Read,
     Submit,
 )
 from metrale_ray.protocol.keys import KeyPair
@@ -172,7 +171,7 @@ class FrontClient:
                 log.debug("an output for request %d came after its end", output.request_id)
             else:
                 handle.put(output)
-        self._connection.send(encode(Read(frame.number)))
+        self._connection.note_read(frame.number)
 
 
 def _encode_submit(submit: Submit) -> bytes:

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from metrale_ray.errors import FrameError, ProtocolError
 from metrale_ray.protocol.front.frames import decode_from_head, encode
-from metrale_ray.protocol.front.messages import Beat, Bye, FromHead, Open
+from metrale_ray.protocol.front.messages import Beat, Bye, FromHead, Open, Read
 from metrale_ray.protocol.keys import CURVE_FRAME_BYTES, KeyPair, call_with, raw_key
 from metrale_ray.protocol.limits import MAX_FRAME_BYTES
 from metrale_ray.protocol.zmq_transport import NO_RECONNECT_MS
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LINGER_MS = 500
 """How long a last word may take to leave after the socket was closed."""
+
+SEND_FRAMES = 64
+"""Frames that wait in the socket; more wait in this process's own queue, which what was read goes ahead of."""
 
 JOIN_TIMEOUT_S = 5.0
 """Far above the linger; the thread does nothing else that takes time."""
@@ -71,6 +74,7 @@ class FrontConnection:
         self._beat_s = beat_s
         self._silence_s = silence_s
         self._pending: deque[bytes] = deque([encode(Open())])
+        self._read: bytes | None = None  # what was read last, if the head has not been told yet
         self._lock = threading.Lock()  # guards the wake socket's life
         self._is_stopping = False
         self._context = zmq.Context()
@@ -88,6 +92,10 @@ class FrontConnection:
         self._pending.append(data)
         if threading.current_thread() is not self._thread:
             self._wake()
+
+    def note_read(self, num_frames: int) -> None:
+        """Tell the head how many frames were read, before all that is queued. From within `on_message` only."""
+        self._read = encode(Read(num_frames))
 
     def stop(self) -> None:
         """Say Bye and end, soon. From any thread; calling it twice is allowed."""
@@ -156,14 +164,19 @@ class FrontConnection:
         return "this front was closed"
 
     def _flush(self, socket: Any) -> bool:
-        """Send what is queued; whether all of it left."""
-        while self._pending:
-            try:
+        """Send what is queued, but not for long, as there may be something to read; whether all of it left."""
+        try:
+            if self._read is not None:
+                socket.send(self._read, zmq.NOBLOCK)
+                self._read = None
+            for _ in range(SEND_FRAMES):
+                if not self._pending:
+                    break
                 socket.send(self._pending[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            self._pending.popleft()
-        return True
+                self._pending.popleft()
+        except zmq.Again:
+            return False
+        return not self._pending
 
     def _receive(self, socket: Any) -> bool:
         """Hand over everything that has arrived; whether there was anything."""
@@ -184,7 +197,7 @@ def _make_socket(context: Any, beat_s: float, silence_s: float) -> Any:
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
-    socket.setsockopt(zmq.SNDHWM, 1024)
+    socket.setsockopt(zmq.SNDHWM, SEND_FRAMES)
     socket.setsockopt(zmq.RCVHWM, 1024)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_FRAME_BYTES)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, round(silence_s * 1000)))

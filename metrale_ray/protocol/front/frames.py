@@ -33,7 +33,6 @@ from metrale_ray.protocol.front.messages import (
     Bye,
     Dead,
     Finish,
-    FinishReason,
     FromFront,
     FromHead,
     Open,
@@ -46,6 +45,7 @@ from metrale_ray.protocol.front.messages import (
 from metrale_ray.protocol.front.params_map import params_to_map, read_params
 from metrale_ray.protocol.limits import MAX_CODE_CHARS, MAX_ERROR_CHARS, MAX_TOKENS
 from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.scheduler.request import FinishReason
 
 MAX_PROMPT_TOKENS = MAX_TOKENS
 """Tokens of one prompt: what one frame holds, and longer than any context."""

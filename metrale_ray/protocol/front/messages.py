@@ -10,10 +10,10 @@ What it leaves out: their bytes (`frames`), and which of them are legal when (`s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.token_params import TokenParams
+from metrale_ray.scheduler.request import FinishReason
 
 FRONT_VERSION = 2
 
@@ -23,8 +23,6 @@ SILENCE_S = 10.0
 
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 """A month. Whoever means for ever gives no timeout."""
-
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs of one step for one front. `number` grows by one per frame of a session, from 1."""
+    """Outputs for one front, in order: of one step, or of whatever came together while the front was not reading.
+
+    An answer to what the front said, and several steps, may share a frame; one step may take several. `number` grows
+    by one per frame of a session, from 1.
+    """
 
     number: int
     outputs: tuple[Output, ...]

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`FrontServer`: the head's end of every front's session, on the head's event loop.
 
-Rules: nothing here blocks the loop or the engine. A front that cannot take what is posted to it is dropped, never
-waited for: it has `credit` frames unread, or it has gone, or it was silent for too long. A front that says what the
-protocol does not allow is dropped alone, logged and counted. Each dropped front is told why where it can be told, and
-`on_gone` is called for it exactly once, from the loop and never from inside `post`.
-
-Only fronts whose public key was allowed come in, and all they say is encrypted (CURVE). Whoever else connects is
-dropped before anything of theirs is read: at once when the key is unknown or there is none, and after
-HANDSHAKE_TIMEOUT_MS when they say nothing.
+Rules: nothing here blocks the loop or the engine. All that one turn of the loop posts to a front goes out together. A
+front that does not read has its outputs held for it (`outbox`), and is dropped, never waited for, once they are too
+many or wait too long, and when it has gone or was silent for too long. A front that says what the protocol does not
+allow is dropped alone, logged and counted. Each dropped front is told why where it can be told, and `on_gone` is called
+for it exactly once, from the loop and never from inside `post`.
 
 Silence is counted in this side's own beats, so a loop that was held up does not take its fronts for silent.
 
-What it leaves out: what a request means. `on_message` gets it whole and checked; if it raises, the server fails as a
-whole: fronts are told, and `close` raises the error.
+What it leaves out: what a request means. `on_message` gets it whole and checked. A SessionError of it is the front's
+fault, which is dropped; if it raises anything else the server fails as a whole: fronts are told, see `wait_failed`.
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 import zmq
-import zmq.asyncio
 
-from metrale_ray.errors import ConfigError, FrameError, ProtocolError, SessionError, StartError
-from metrale_ray.protocol.door import Door
-from metrale_ray.protocol.front.frames import MAX_OUTPUTS, decode_from_front, encode
+from metrale_ray.errors import FrameError, ProtocolError, SessionError
+from metrale_ray.protocol.front.frames import decode_from_front, encode
 from metrale_ray.protocol.front.messages import (
     BEAT_S,
     FRONT_VERSION,
@@ -49,28 +44,21 @@ from metrale_ray.protocol.front.messages import (
     Read,
     Submit,
 )
-from metrale_ray.protocol.keys import CURVE_FRAME_BYTES, KeyPair, listen_with, raw_key
-from metrale_ray.protocol.limits import MAX_FRAME_BYTES
-from metrale_ray.protocol.zmq_transport import HANDSHAKE_TIMEOUT_MS, unbounded_monitor
+from metrale_ray.protocol.front.outbox import CREDIT_FRAMES, MAX_HELD_BYTES, Outbox
+from metrale_ray.protocol.front.router import FrontRouter
+from metrale_ray.protocol.keys import KeyPair, raw_key
 
 log = logging.getLogger(__name__)
 
 FrontId = NewType("FrontId", int)
 """One session of one front, from 1; never used again."""
 
-CREDIT_FRAMES = 256
-"""Unread frames of a front: some seconds of steps, and few megabytes."""
-
 MAX_FRONTS = 256
 """Sessions at one time: a front is a process, not a user."""
 
-LINGER_MS = 500
-"""How long a last word may take to leave after the socket was closed."""
-
 _RECEIVES_PER_TURN = 64  # then the loop's other tasks get a turn, however much one front sends
-_EVERYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
-_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # unknown keys: see the door
-_CANNOT_TAKE = (zmq.EAGAIN, zmq.EHOSTUNREACH)
+_ROOM_FOR_WORDS = 64  # frames that the socket takes above a front's credit: beats and the last word
+_UNREACHABLE = "it cannot be reached any more"
 
 
 @dataclass(slots=True)
@@ -78,13 +66,12 @@ class _Session:
     front_id: FrontId
     identity: bytes  # the socket's name for the connection
     key: bytes  # the front's own, 32 bytes
-    num_posted: int = 0
-    num_read: int = 0
+    outbox: Outbox
     num_missed_beats: int = 0
 
 
 class FrontServer:
-    """One ROUTER socket for all fronts. All methods but `__init__` belong to the loop that ran `start`."""
+    """The sessions of all fronts. All methods but `__init__` belong to the loop that ran `start`."""
 
     def __init__(
         self,
@@ -97,32 +84,30 @@ class FrontServer:
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
         credit: int = CREDIT_FRAMES,
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         """`host` is the numeric address of one interface, `keys` are the head's. Raises ConfigError for a host that
         means all interfaces."""
-        if host in _EVERYWHERE:
-            raise ConfigError(f"host is {host!r}, which is every interface; give the address of one, as 127.0.0.1")
-        self._host = host
+        self._allowed: set[bytes] = set()
+        self._router = FrontRouter(host, keys, self._allowed.__contains__)
         self._on_message = on_message
         self._on_gone = on_gone
         self._opened = opened
-        self._keys = keys
-        self._allowed: set[bytes] = set()
         self._beat_s = beat_s
         self._max_missed_beats = max(1, math.ceil(silence_s / beat_s))
         self._credit = credit
+        self._max_held_bytes = max_held_bytes
         self._sessions: dict[bytes, _Session] = {}
         self._front_ids: dict[FrontId, _Session] = {}
         self._next_ids = itertools.count(1)
+        self._num_refused = 0
+        self._posted: dict[FrontId, _Session] = {}  # with outputs that were not tried yet
+        self._has_posted = asyncio.Event()
         self._dead: Dead | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._context: Any = None
-        self._is_open = False
-        self._door: Door | None = None
-        self._socket: Any = None
-        self._monitor: Any = None
         self._address: str | None = None
-        self._num_refused = 0  # but for those that the door turned away
+        self._failure: Exception | None = None
+        self._has_failed = asyncio.Event()
 
     @property
     def address(self) -> str:
@@ -137,12 +122,23 @@ class FrontServer:
 
         What says nothing in ZeroMQ's own words is dropped uncounted. From any thread.
         """
-        return self._num_refused + (self._door.num_refused if self._door is not None else 0)
+        return self._num_refused + self._router.num_refused
 
     @property
     def num_fronts(self) -> int:
         """Sessions that are open now."""
         return len(self._sessions)
+
+    @property
+    def failure(self) -> Exception | None:
+        """What made the server fail as a whole, or None."""
+        return self._failure
+
+    async def wait_failed(self) -> Exception:
+        """Wait until the server fails as a whole, which may be for ever, and give the reason."""
+        await self._has_failed.wait()
+        assert self._failure is not None  # set before
+        return self._failure
 
     def allow(self, public_key: str) -> None:
         """Let the front with this key come in, from now on. Raises StartError for a key that is none."""
@@ -157,96 +153,92 @@ class FrontServer:
 
     async def start(self) -> None:
         """Listen, on a port that the system chooses. Raises StartError when the address cannot be listened on."""
-        self._context = zmq.asyncio.Context()
-        self._is_open = True
-        self._door = Door(self._context, self._allowed.__contains__)
-        self._socket = _make_socket(self._context, self._credit, self._beat_s, self._beat_s * self._max_missed_beats)
-        listen_with(self._socket, self._keys)
-        self._monitor = unbounded_monitor(self._socket, _REFUSALS)
-        is_ipv6 = ":" in self._host
-        self._socket.setsockopt(zmq.IPV6, int(is_ipv6))
-        try:
-            self._socket.bind(f"tcp://[{self._host}]:*" if is_ipv6 else f"tcp://{self._host}:*")
-        except zmq.ZMQError as error:
-            await self._release()
-            raise StartError(f"cannot listen for fronts on {self._host}: {error.strerror}") from error
-        self._address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode("ascii")
-        self._tasks = [
-            asyncio.create_task(self._watched(self._receive())),
-            asyncio.create_task(self._watched(self._count_refusals())),
-            asyncio.create_task(self._watched(self._beat())),
-        ]
+        silence_s = self._beat_s * self._max_missed_beats
+        self._address = await self._router.listen(self._credit + _ROOM_FOR_WORDS, self._beat_s, silence_s)
+        works = (self._receive(), self._router.count_refusals(), self._beat(), self._flush_posted())
+        self._tasks = [asyncio.create_task(self._watched(work)) for work in works]
 
     def post(self, front_id: FrontId, outputs: Sequence[Output]) -> None:
-        """Send one step's outputs to a front: one frame, or several if there are very many. Never blocks.
+        """Send outputs to a front, soon and in as few frames as they fit in, in order. Never blocks.
 
         A front that has gone already is no error: `on_gone` has told of it, or is about to.
         """
-        for start in range(0, len(outputs), MAX_OUTPUTS):
-            session = self._front_ids.get(front_id)
-            if session is None:
-                return
-            self._post_frame(session, tuple(outputs[start : start + MAX_OUTPUTS]))
+        session = self._front_ids.get(front_id)
+        if session is not None and outputs:
+            session.outbox.add(outputs)
+            self._posted[front_id] = session
+            self._has_posted.set()
+
+    def drop(self, front_id: FrontId, reason: str) -> None:
+        """End the session of a front that did what no front may do. One that has gone already is no error."""
+        session = self._front_ids.get(front_id)
+        if session is not None:
+            self._num_refused += 1
+            self._drop(session, reason)
 
     def post_dead(self, reason: str, rank: int | None = None) -> None:
-        """Tell every front, and every later one, that the engine has ended. `on_gone` is not called for them."""
+        """Tell every front, and every later one, that the engine has ended. `on_gone` is not called for them.
+
+        What was posted before goes first, as far as the front has read.
+        """
         if self._dead is None:
             self._dead = Dead(reason, rank)
         for session in list(self._sessions.values()):
-            self._forget(session)
-            self._send(session.identity, encode(self._dead))
+            self._flush(session)
+            if session.identity in self._sessions:
+                self._forget(session)
+                self._router.send(session.identity, encode(self._dead))
 
     async def close(self) -> None:
-        """Tell every front that it is over, and release the socket. Raises what made the server fail, if it did."""
-        if not self._is_open:
+        """Tell every front that it is over, and release the socket. A second time does nothing."""
+        if self._address is None or not self._tasks:
             return
-        self._is_open = False
         self.post_dead("the engine was stopped")
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await self._release()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-
-    async def _release(self) -> None:
-        self._is_open = False
-        self._socket.disable_monitor()  # first: a socket whose monitor is read by nobody stops for good
-        self._monitor.close(linger=0)
-        self._socket.close(linger=LINGER_MS)
-        if self._door is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._door.end)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._router.close()
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:
+        except Exception as error:  # whatever it is, fronts are told and `wait_failed` gives it
             log.exception("the front server failed")
+            self._failure = self._failure or error
+            self._has_failed.set()
             self.post_dead(f"the front server failed: {error}")
-            raise
 
     async def _receive(self) -> None:
         while True:
             for _ in range(_RECEIVES_PER_TURN):
-                self._take(await self._socket.recv_multipart(copy=False))
+                self._take(await self._router.receive())
             await asyncio.sleep(0)
 
-    async def _count_refusals(self) -> None:
+    async def _flush_posted(self) -> None:
         while True:
-            await self._monitor.recv_multipart()
-            self._num_refused += 1
+            await self._has_posted.wait()
+            self._has_posted.clear()
+            posted, self._posted = self._posted, {}
+            for front_id, session in posted.items():
+                if front_id in self._front_ids:
+                    self._flush(session)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             for session in list(self._sessions.values()):
-                session.num_missed_beats += 1
-                if session.num_missed_beats > self._max_missed_beats:
-                    self._drop(session, f"it was silent for {self._beat_s * self._max_missed_beats:g} s")
-                elif not self._send(session.identity, encode(Beat())):
-                    self._drop(session, "it cannot be reached any more")
+                self._beat_one(session)
+
+    def _beat_one(self, session: _Session) -> None:
+        silence_s = self._beat_s * self._max_missed_beats
+        session.num_missed_beats += 1
+        if session.num_missed_beats > self._max_missed_beats:
+            self._drop(session, f"it was silent for {silence_s:g} s")
+        elif session.outbox.beat(self._max_missed_beats):
+            self._drop(session, f"it read nothing for {silence_s:g} s, while outputs waited for it")
+        elif not self._router.send(session.identity, encode(Beat())):
+            self._drop(session, _UNREACHABLE)
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         identity, *frames = (part.bytes for part in parts)
@@ -269,7 +261,8 @@ class FrontServer:
             case Submit() | Abort() | Finish():
                 self._on_message(session.front_id, message)
             case Read(num_frames):
-                _take_read(session, num_frames)
+                session.outbox.read(num_frames)
+                self._flush(session)
             case Bye():
                 self._drop(session, None)
             case Beat():
@@ -283,15 +276,16 @@ class FrontServer:
         if message.version != FRONT_VERSION:
             raise SessionError(f"this front speaks version {message.version}; the head speaks {FRONT_VERSION}")
         if self._dead is not None:
-            self._send(identity, encode(self._dead))
+            self._router.send(identity, encode(self._dead))
             return
         if len(self._sessions) >= MAX_FRONTS:
             raise SessionError(f"the head has {MAX_FRONTS} fronts already, which is the limit")
-        session = _Session(FrontId(next(self._next_ids)), identity, key)
+        outbox = Outbox(self._credit, max_held_bytes=self._max_held_bytes)
+        session = _Session(FrontId(next(self._next_ids)), identity, key, outbox)
         self._sessions[identity] = self._front_ids[session.front_id] = session
         log.info("front %d opened a session", session.front_id)
-        if not self._send(identity, encode(self._opened())):
-            self._drop(session, "it cannot be reached any more")
+        if not self._router.send(identity, encode(self._opened())):
+            self._drop(session, _UNREACHABLE)
 
     def _refuse(self, identity: bytes, error: ProtocolError) -> None:
         self._num_refused += 1
@@ -301,16 +295,24 @@ class FrontServer:
             return
         # No session, so no log line either: a stranger must not be able to fill the log.
         log.debug("refused a frame of a stranger: %s", error)
-        self._send(identity, encode(Dead(f"the head refused this front: {error}")))
+        self._router.send(identity, encode(Dead(f"the head refused this front: {error}")))
 
-    def _post_frame(self, session: _Session, outputs: tuple[Output, ...]) -> None:
-        if session.num_posted - session.num_read >= self._credit:
-            self._drop(session, f"it has {self._credit} frames unread, which is the limit")
-            return
-        if self._send(session.identity, encode(Outputs(session.num_posted + 1, outputs))):
-            session.num_posted += 1
-        else:
-            self._drop(session, "it cannot be reached any more")
+    def _flush(self, session: _Session) -> None:
+        """Send what the front has credit for; drop it if that cannot be sent, or if too much is left."""
+        outbox = session.outbox
+        while outputs := outbox.next_frame():
+            try:
+                data = encode(Outputs(outbox.num_sent + 1, outputs))
+            except FrameError as error:
+                self._drop(session, f"its outputs do not make a frame: {error}")
+                return
+            if not self._router.send(session.identity, data):
+                self._drop(session, _UNREACHABLE)
+                return
+            outbox.sent(len(data))
+        overflow = outbox.overflow()
+        if overflow is not None:
+            self._drop(session, overflow)
 
     def _drop(self, session: _Session, reason: str | None) -> None:
         """End a session, for a reason, or for none when the front left by itself."""
@@ -319,45 +321,14 @@ class FrontServer:
             log.info("front %d left", session.front_id)
         else:
             log.warning("front %d is dropped: %s", session.front_id, reason)
-            self._send(session.identity, encode(Dead(f"the head dropped this front: {reason}")))
+            self._router.send(session.identity, encode(Dead(f"the head dropped this front: {reason}")))
         asyncio.get_running_loop().call_soon(self._on_gone, session.front_id)
 
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.identity]
         del self._front_ids[session.front_id]
 
-    def _send(self, identity: bytes, data: bytes) -> bool:
-        """Whether the socket took the frame. False: the front has gone or takes nothing."""
-        # With NOBLOCK the socket tries at once, so the future is done when it is returned.
-        error = self._socket.send_multipart([identity, data], flags=zmq.NOBLOCK).exception()
-        if error is None:
-            return True
-        if isinstance(error, zmq.ZMQError) and error.errno in _CANNOT_TAKE:
-            return False
-        raise error
-
 
 def _key_of(frame: zmq.Frame) -> bytes:
     """The key that the connection of `frame` has shown at the door."""
     return bytes.fromhex(str(frame.get("User-Id")))
-
-
-def _take_read(session: _Session, num_frames: int) -> None:
-    if not session.num_read <= num_frames <= session.num_posted:
-        raise SessionError(
-            f"Read says {num_frames} frames; {session.num_read} were read and {session.num_posted} posted"
-        )
-    session.num_read = num_frames
-
-
-def _make_socket(context: Any, credit: int, beat_s: float, silence_s: float) -> Any:
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a front that has gone is an error, not silence
-    socket.setsockopt(zmq.LINGER, LINGER_MS)
-    socket.setsockopt(zmq.SNDHWM, credit + 64)  # above the credit, and room for beats and the last word
-    socket.setsockopt(zmq.RCVHWM, 1024)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_FRAME_BYTES)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(beat_s * 1000)))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(silence_s * 1000)))
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
-    return socket

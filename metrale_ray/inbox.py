@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Inbox`: what the fronts said and the engine has not heard yet. From the head's loop to the engine's thread.
+
+Rules: requests are taken in the order in which they came, a few between two steps. What ends something (Abort, Finish,
+a front that went) does not wait behind other requests, and never comes before the request that it is about: a request
+that is still here ends here, without the engine. The requests in it and their prompts are bounded.
+
+It leaves out what a request means, and whether the engine has room for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from metrale_ray.errors import RequestError, SessionError
+from metrale_ray.protocol.front import Abort, Finish, FrontId, Submit
+from metrale_ray.scheduler.admission import check_waiting_tokens
+from metrale_ray.scheduler.limits import MAX_WAITING_PROMPT_TOKENS
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A request, and when the loop got it (monotonic clock). `finished`: sequences whose end was said before."""
+
+    front: FrontId
+    submit: Submit
+    at_s: float
+    finished: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A front ends a request or a sequence of it. `arrived`: the request, if the engine never heard of it."""
+
+    front: FrontId
+    said: Abort | Finish
+    arrived: Arrived | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A front has gone, and what it asked for with it."""
+
+    front: FrontId
+
+
+class Inbox:
+    """For one thread that takes and any that put. `max_requests`: sequences' requests that may wait here."""
+
+    def __init__(self, max_requests: int, max_prompt_tokens: int = MAX_WAITING_PROMPT_TOKENS) -> None:
+        self._max_requests = max_requests
+        self._max_prompt_tokens = max_prompt_tokens
+        self._changed = threading.Condition()
+        self._requests: dict[tuple[FrontId, int], Arrived] = {}  # in the order in which they came
+        self._num_prompt_tokens = 0
+        self._endings: deque[Ending | Gone] = deque()
+        self._is_woken = False
+
+    def __len__(self) -> int:
+        """Requests that wait here."""
+        return len(self._requests)
+
+    def submit(self, front: FrontId, submit: Submit, now_s: float) -> None:
+        """Put a request. Raises RequestError when there are too many, SessionError for a number that waits here."""
+        key, num_tokens = (front, submit.request_id), len(submit.prompt_token_ids)
+        with self._changed:
+            if key in self._requests:
+                raise SessionError(number_in_use(submit.request_id))
+            self._check_room(num_tokens)
+            self._requests[key] = Arrived(front, submit, now_s)
+            self._num_prompt_tokens += num_tokens
+            self._changed.notify_all()
+
+    def end(self, front: FrontId, said: Abort | Finish) -> None:
+        """Put what ends a request or one sequence. The engine hears nothing of a request that is still here."""
+        key = (front, said.request_id)
+        with self._changed:
+            arrived = self._requests.get(key)
+            if isinstance(said, Abort):
+                if arrived is not None:
+                    self._remove(key)
+                self._endings.append(Ending(front, said, arrived))
+            elif arrived is None:
+                self._endings.append(Ending(front, said))
+            elif said.index < arrived.submit.params.n:
+                arrived.finished.add(said.index)
+            self._changed.notify_all()
+
+    def gone(self, front: FrontId) -> None:
+        """The front has gone: what it asked for and the engine has not heard is let go at once."""
+        with self._changed:
+            for key in [key for key in self._requests if key[0] == front]:
+                self._remove(key)
+            self._endings.append(Gone(front))
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """End the wait of the taking thread, now or when it comes to wait."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something is here, or for `wake`, or until the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_woken or self._endings or self._requests, timeout_s)
+            self._is_woken = False
+
+    def take_ending(self) -> Ending | Gone | None:
+        """The next thing to end, or None."""
+        with self._changed:
+            return self._endings.popleft() if self._endings else None
+
+    def take_request(self) -> Arrived | None:
+        """The next request, or None."""
+        with self._changed:
+            key = next(iter(self._requests), None)
+            return None if key is None else self._remove(key)
+
+    def _remove(self, key: tuple[FrontId, int]) -> Arrived:
+        arrived = self._requests.pop(key)
+        self._num_prompt_tokens -= len(arrived.submit.prompt_token_ids)
+        return arrived
+
+    def _check_room(self, num_tokens: int) -> None:
+        num_requests = len(self._requests)
+        if num_requests >= self._max_requests:
+            raise RequestError(
+                f"{num_requests} requests wait for the engine to hear of them, and {self._max_requests} may; try again "
+                "later, or raise max_queue_len",
+                code="queue_full",
+            )
+        check_waiting_tokens(self._num_prompt_tokens, num_tokens, self._max_prompt_tokens)
+
+
+def number_in_use(number: int) -> str:
+    """What is said to a front that uses a number twice."""
+    return f"it sent request {number} again, which has not ended; each request has a number of its own"

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Orders`: one command to every rank, rank 0 included, and what all replies say of it together.
+
+Rules: a command is sent to the workers before rank 0 carries it out, and judged when all have answered; only then is it
+settled. LinkLost and Desync pass through. It knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from metrale_ray.counters import Counters
+from metrale_ray.errors import LinkLost
+from metrale_ray.model.contract.model import Model
+from metrale_ray.model.execute import Replica
+from metrale_ray.protocol.commands import Command, Decode, FreeSlot, Progress, Rank, command_rows
+from metrale_ray.protocol.link import HeadLink
+from metrale_ray.protocol.session import HeadSession
+from metrale_ray.protocol.verdict import Verdict, judge
+
+log = logging.getLogger(__name__)
+
+# A command without rows is tried this often; when it still fails, its rank is at fault.
+ROWLESS_TRIES = 2
+
+OnProgress = Callable[[Rank, Progress], None]
+
+
+class Orders:
+    """What the engine orders. `counters` are told of each command."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        model: Model,
+        session: HeadSession,
+        links: Sequence[HeadLink],
+        step_timeout_s: float,
+        counters: Counters,
+    ) -> None:
+        self._replica = replica
+        self._ep = model.ep
+        self._session = session
+        self._links = links
+        self._step_timeout_s = step_timeout_s
+        self._counters = counters
+
+    def run(self, command: Command, on_progress: OnProgress | None = None) -> Verdict:
+        """Run one command on every rank and judge it. Raises LinkLost or Desync."""
+        frame = self._broadcast(command)
+        replies = [self._replica.run(frame)]
+        for link in self._links:
+            replies.append(link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress)))
+        verdict = judge(frame, replies)
+        self._session.settle(verdict.ok)
+        self._counters.commands += 1
+        if not verdict.ok:
+            self._note_failure(verdict)
+        return verdict
+
+    def run_rowless(self, command: Command) -> None:
+        """Run a command without rows until it succeeds; one that keeps failing is its rank's fault. Raises LinkLost."""
+        for _ in range(ROWLESS_TRIES):
+            verdict = self.run(command)
+            if verdict.ok:
+                return
+        raise LinkLost(
+            f"rank {verdict.rank} fails {command.code.name.lower()} again and again: {verdict.message}",
+            rank=verdict.rank,
+        )
+
+    def _broadcast(self, command: Command) -> Any:
+        match command:
+            case FreeSlot(slot):
+                return self._ep.ep_broadcast_cmd_for_seq(command, slot)
+            case Decode(row):
+                return self._ep.ep_broadcast_cmd_for_seq(command, row.slot)
+            case _ if command_rows(command):
+                return self._ep.ep_broadcast_tokens(command)  # type: ignore[arg-type]  # the ones with rows are these
+            case _:
+                return self._ep.ep_broadcast_cmd(command)
+
+    def _note_failure(self, verdict: Verdict) -> None:
+        counters, kind = self._counters, verdict.kind.value
+        counters.failed_commands += 1
+        counters.by_failure[kind] = counters.by_failure.get(kind, 0) + 1
+        log.warning("a command was %s by rank %s: %s", kind, verdict.rank, verdict.message)
+
+
+def check_links(links: Sequence[HeadLink]) -> None:
+    """Raise LinkLost if a worker has gone. Cheap."""
+    for link in links:
+        reason = link.lost()
+        if reason is not None:
+            raise LinkLost(f"rank {link.rank}: {reason}", rank=link.rank)
+
+
+def _progress_of(link: HeadLink, on_progress: OnProgress | None) -> Callable[[Progress], None] | None:
+    if on_progress is None:
+        return None
+    return lambda progress: on_progress(Rank(link.rank), progress)
