@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrale_ray.sampling.history import TokenHistory
+from metrale_ray.sampling.history import DistinctTokens, TokenHistory
 
 TOKENS = st.lists(st.integers(0, 300), max_size=400)
 
@@ -53,3 +53,23 @@ def test_a_token_costs_the_same_after_a_long_prompt() -> None:
     for token_id in tokens:
         history.append(token_id)
     assert (time.process_time() - started) / len(tokens) < 100e-6  # about one microsecond, and one copy of the arrays
+
+
+def test_sequences_share_what_was_found_of_their_prompt_and_nothing_else() -> None:
+    distinct = DistinctTokens([5, 3, 5])
+    one, two = TokenHistory(distinct), TokenHistory(distinct)
+    for token_id in (3, 9, 3):
+        one.append(token_id)
+    assert distinct.token_ids is distinct.token_ids
+    assert distinct.token_ids.tolist() == two.token_ids.tolist() == [3, 5]
+    assert (one.token_ids.tolist(), one.counts.tolist()) == ([3, 5, 9], [2, 0, 1])
+    assert two.counts.tolist() == [0, 0]
+
+
+def test_histories_of_64_sequences_of_a_long_prompt_cost_little_more_than_one() -> None:
+    prompt = [random.Random(2).randrange(152_000) for _ in range(131_072)]
+    started = time.process_time()
+    distinct = DistinctTokens(prompt)
+    histories = [TokenHistory(distinct) for _ in range(64)]
+    assert time.process_time() - started < 1.0  # one dictionary for each took eight seconds
+    assert all(history.token_ids.size == distinct.token_ids.size for history in histories)

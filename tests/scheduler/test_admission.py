@@ -78,3 +78,41 @@ def test_an_id_in_use_is_refused_and_may_be_used_again_later() -> None:
     scheduler.add(a_request(1))
     run_to_end(scheduler)
     scheduler.add(a_request(1))
+
+
+def test_a_request_without_a_limit_of_its_own_ends_where_the_model_or_the_cache_does() -> None:
+    for num_blocks, length in ((64, 64), (3, 13)):  # 12 places, and the last token needs none
+        scheduler = Scheduler(dataclasses.replace(ROOMY, num_blocks=num_blocks))
+        scheduler.add(Request(RequestId(1), (1, 2, 3), None))
+        emitted = []
+        while (plan := scheduler.next_step()) is not None:
+            emitted += scheduler.apply(plan, {RequestId(1): 7})
+        assert len(emitted) == length - 3
+        assert emitted[-1].finish_reason == "length"
+
+
+def test_a_prompt_that_the_cache_cannot_hold_is_refused_without_a_word_of_max_tokens() -> None:
+    limits = dataclasses.replace(ROOMY, num_blocks=3)
+    error = refusal(limits, Request(RequestId(1), (1,) * 13, None))
+    assert (error.code, error.param) == ("kv_cache_exceeded", "prompt")
+    assert "13 tokens, and the KV cache has 12 places. Shorten the prompt" in error.message
+    scheduler = Scheduler(limits)
+    scheduler.add(Request(RequestId(1), (1,) * 12, None))
+    plan = scheduler.next_step()
+    assert plan is not None
+    assert [e.finish_reason for e in scheduler.apply(plan, {RequestId(1): 7})] == ["length"]
+
+
+def test_prompt_tokens_that_wait_are_bounded_and_sequences_of_one_prompt_count_once() -> None:
+    limits = dataclasses.replace(ROOMY, max_waiting_prompt_tokens=100)
+    scheduler, prompt = Scheduler(limits), (1,) * 60
+    scheduler.add(*(Request(RequestId(n), prompt, 1) for n in range(3)))
+    with pytest.raises(RequestError, match="60 prompt tokens wait and 41 more would; at most 100 may wait") as caught:
+        scheduler.add(Request(RequestId(3), (1,) * 41, 1))
+    assert caught.value.code == "queue_full"
+    scheduler.add(Request(RequestId(3), (1,) * 40, 1))
+    for request_id in range(3):
+        scheduler.abort(RequestId(request_id))
+    scheduler.add(Request(RequestId(4), (2,) * 60, 1))
+    run_to_end(scheduler)
+    scheduler.add(Request(RequestId(5), (1,) * 63, 1))

@@ -21,6 +21,7 @@ from tests.scheduler.scheduler_cases import ROOMY
         "block_size",
         "max_queue_len",
         "max_prompt_logits",
+        "max_waiting_prompt_tokens",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1, True, 1.5])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from metrale_ray.protocol.commands import BlockId, Logits, Slot
-from metrale_ray.scheduler.request import Sequence
+from metrale_ray.scheduler.request import Request, RequestId, Sequence
 from tests.scheduler.scheduler_cases import a_request
 
 
@@ -66,3 +66,15 @@ def test_protection_lasts_for_the_tokens_generated_since_the_resumption() -> Non
     assert sequence.is_protected(2)
     sequence.tokens += [1]
     assert not sequence.is_protected(2)
+
+
+def test_a_sequence_shares_its_prompt_until_it_has_a_token_of_its_own() -> None:
+    prompt = (1, 2, 3)
+    one, two = (Sequence(Request(RequestId(n), prompt, 4), n, 7, prompt) for n in range(2))
+    one.slot, one.num_computed = Slot(0), 2
+    one.start_over()
+    assert one.tokens is two.tokens is prompt
+    one.append(4)
+    one.append(5)
+    assert (one.tokens, two.tokens) == ([1, 2, 3, 4, 5], prompt)
+    assert (one.num_generated, two.num_generated) == (2, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from metrale_ray.scheduler.request import Sequence
+from metrale_ray.scheduler.request import Request, RequestId, Sequence
 from metrale_ray.scheduler.waiting import WaitingQueue
 from tests.scheduler.scheduler_cases import a_request
 
@@ -63,3 +63,17 @@ def test_taking_out_a_sequence_that_is_not_in_the_queue_is_an_error() -> None:
     with pytest.raises(ValueError, match="request 1 does not wait"):
         queue.remove(a_sequence(1))  # another one in the same place
     assert len(queue) == 1
+
+
+def test_prompt_tokens_are_counted_once_for_all_that_share_them() -> None:
+    queue = WaitingQueue()
+    one, two = ((1, 2, 3), (4, 5))
+    sequences = [Sequence(Request(RequestId(n), prompt, 8), n, 8, prompt) for n, prompt in enumerate((one, one, two))]
+    counts = []
+    for sequence in sequences:
+        queue.add(sequence)
+        counts.append(queue.num_prompt_tokens)
+    for sequence in sequences:
+        queue.remove(sequence)
+        counts.append(queue.num_prompt_tokens)
+    assert counts == [3, 3, 5, 5, 2, 0]
