@@ -35,7 +35,9 @@ class DistinctTokens:
         if self._token_ids is None:
             in_order = np.sort(np.asarray(self._prompt_token_ids, dtype=np.int64))
             # np.unique gives the same; it finds them by hashing, which takes ten times as long for a long prompt.
-            self._token_ids = in_order[np.concatenate([in_order[:1] >= 0, in_order[1:] != in_order[:-1]])]
+            is_new = np.ones(in_order.size, dtype=np.bool_)
+            is_new[1:] = in_order[1:] != in_order[:-1]
+            self._token_ids = in_order[is_new]
             self._prompt_token_ids = ()  # not needed any more
         return self._token_ids
 
