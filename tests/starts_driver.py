@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """A script that starts and closes one engine after the other, and says after each what the process holds.
 
-Arguments: the number of starts, then JSON with the model and the engine's settings. Each line is JSON: file descriptors,
-threads, resident bytes.
+Arguments: the number of starts, then JSON with the model and the engine's settings. Each line is JSON: file
+descriptors, threads, resident bytes.
 """
 
 from __future__ import annotations

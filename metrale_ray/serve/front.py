@@ -3,7 +3,8 @@
 
 Rules. A request that nobody waits for any more is aborted. Items of a stream hold everything that has arrived, however
 slowly they are taken. Answers to many prompts come in the order of the prompts; they are sent in order of priority,
-and at most `max_waiting` sequences at a time, so that no request of one call is refused for the queue's length.
+and at most `max_waiting` sequences and a number of prompt tokens at a time, so that no request of one call is refused
+because the head's queue is full.
 
 What it leaves out: what is legal (`prompts`), where the engine comes from and why it died (`llm`).
 """
@@ -22,6 +23,10 @@ from metrale_ray.serve.outputs import RequestOutput
 from metrale_ray.serve.prompts import Preparation, PromptRequest
 from metrale_ray.serve.room import Room
 from metrale_ray.serve.text import Tokenizer
+
+# Half of the prompt tokens that the head lets wait.
+MAX_PROMPT_TOKENS_ON_THE_WAY = 2**24
+TOKENS_PER_PLACE = 1024  # places are counted one by one
 
 
 class Front:
@@ -47,10 +52,11 @@ class Front:
 
         `on_answer` is called whenever one is complete. Raises EngineDead; closing it aborts what still runs.
         """
-        room = Room(self._max_waiting)
+        room, token_room = Room(self._max_waiting), Room(MAX_PROMPT_TOKENS_ON_THE_WAY // TOKENS_PER_PLACE)
 
         async def answer(request: PromptRequest) -> RequestOutput:
-            async with room.places(request.params.n):
+            num_token_places = len(request.token_ids) // TOKENS_PER_PLACE
+            async with room.places(request.params.n), token_room.places(num_token_places):
                 result = await self._whole(request)
             on_answer()
             return result
