@@ -22,6 +22,7 @@ from tests.harness import Answer, Driver, Outcome, run_engine
 # Prompts of several lengths over a budget of 12 tokens: chunks, mixed steps, batches, and single rows at both ends.
 PROMPTS = [[11, *range(20, 40)], [12, 50, 51], [13, *range(60, 75)], [14, 80]]
 SETTINGS: dict[str, Any] = {"max_batch_size": 4, "max_num_batched_tokens": 12, "block_size": 4, "max_model_len": 64}
+EP_SIZES = (pytest.param(2, marks=pytest.mark.nightly), 3)
 WITH_ROWS = ("prefill_chunk", "mixed_step", "decode_batch", "decode")
 FAILS = "injected fault"
 
@@ -97,7 +98,7 @@ def assert_failed(answer: Answer) -> None:
     assert FAILS in answer.error[1]
 
 
-@pytest.mark.parametrize("ep_size", [2, 3])
+@pytest.mark.parametrize("ep_size", EP_SIZES)
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_a_fault_that_fires_once_costs_nothing_where_others_can_prove_innocence(
     model: Path, healthy: Outcome, commands: dict[str, list[tuple[int, int]]], name: str, ep_size: int
@@ -115,7 +116,7 @@ def test_a_fault_that_fires_once_costs_nothing_where_others_can_prove_innocence(
 
 
 @pytest.mark.parametrize("blame", [False, True], ids=["searched", "blamed"])
-@pytest.mark.parametrize("ep_size", [2, 3])
+@pytest.mark.parametrize("ep_size", EP_SIZES)
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_a_fault_of_one_sequence_fails_that_sequence_alone(
     model: Path, healthy: Outcome, commands: dict[str, list[tuple[int, int]]], name: str, ep_size: int, blame: bool
@@ -306,7 +307,7 @@ def test_the_first_and_the_last_reduction_are_no_exception(
             check_the_rest(run_engine(model, script, ep_size=2, faults=(fault,), **SETTINGS), healthy, set())
 
 
-@pytest.mark.parametrize("ep_size", [2, 3])
+@pytest.mark.parametrize("ep_size", EP_SIZES)
 @pytest.mark.parametrize("name", ["prefill_chunk", "decode"])
 def test_v1_confines_a_failure_in_the_same_way(model: Path, healthy: Outcome, name: str, ep_size: int) -> None:
     settings = SETTINGS | {"ep_protocol": "v1", "max_batch_size": 1}

@@ -118,7 +118,9 @@ def test_two_hosts_give_the_tokens_of_one_process_and_listen_on_their_own_addres
     assert until(lambda: not ranks_left(hosts), LEFT_S), ranks_left(hosts)
 
 
-@pytest.mark.parametrize("what", ["lacks a file", "has other values in a file"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("lacks a file", marks=pytest.mark.nightly), "has other values in a file"]
+)
 def test_a_node_with_another_checkpoint_is_named_with_the_file_before_anything_loads(
     hosts: tuple[Host, Host], driver: HostsDriver, whole: Path, what: str
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_node_with_another_checkpoint_is_named_with_the_file_before_anything_l
     assert until(lambda: not ranks_left(hosts), LEFT_S), ranks_left(hosts)
 
 
+@pytest.mark.nightly
 def test_the_doctor_names_the_host_that_has_another_checkpoint_and_the_one_that_cannot_be_reached(
     hosts: tuple[Host, Host], driver: HostsDriver, whole: Path
 ) -> None:
@@ -155,6 +158,7 @@ def test_the_doctor_names_the_host_that_has_another_checkpoint_and_the_one_that_
     assert until(lambda: not ranks_left(hosts), LEFT_S), ranks_left(hosts)
 
 
+@pytest.mark.nightly
 def test_a_node_that_cannot_reach_the_head_is_named_within_the_start_limit(
     hosts: tuple[Host, Host], driver: HostsDriver, whole: Path
 ) -> None:

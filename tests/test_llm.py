@@ -101,7 +101,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("ep_size", "protocol"), [(1, "v2"), (2, "v2"), (3, "v2"), (4, "v2"), (2, "v1")])
+@pytest.mark.parametrize(
+    ("ep_size", "protocol"),
+    [(1, "v2"), (4, "v2"), (2, "v1"), *(pytest.param(n, "v2", marks=pytest.mark.nightly) for n in (2, 3))],
+)
 def test_ranks_over_gloo_give_the_tokens_of_one_process_and_leave_nothing(
     model: Path, expected: list[list[int]], ep_size: int, protocol: str
 ) -> None:
@@ -133,8 +136,18 @@ def test_a_failed_command_fails_its_sequence_alone_and_every_process_stays(
         assert all(map(is_running, before))
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("rank", "how"),
+    [
+        (0, signal.SIGSTOP),
+        (1, signal.SIGKILL),
+        (2, signal.SIGSTOP),
+        *(
+            pytest.param(r, s, marks=pytest.mark.nightly)
+            for r, s in ((0, signal.SIGKILL), (1, signal.SIGSTOP), (2, signal.SIGKILL))
+        ),
+    ],
+)
 def test_a_rank_that_dies_or_stops_ends_the_engine_soon_for_all_who_wait(
     model: Path, rank: int, how: signal.Signals
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_cpu_gets_sdpa_and_nothing_is_imported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(choose, "PACKAGES", (package(raising(AssertionError("looked at"))),))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="metrale_ray"):
         choice = choose_attention("auto", CPU, torch.float32, 16, 128)
         assert choose_attention("auto", CPU, torch.float32, 16, 128) is choice
     assert choice.name == "sdpa"
@@ -91,7 +91,7 @@ def test_flash_is_refused_with_every_reason_where_it_cannot_be_had() -> None:
 
 def test_flash_is_taken_where_everything_allows_it(gpu: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     gpu(package(raising(ModuleNotFoundError("No module named 'a'"))), package(lambda: module(by_length), "pytest"))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="metrale_ray"):
         choice = choose_attention("auto", GPU, *GOOD)
     assert choice.name == f"a.package {pytest.__version__}"
     assert caplog.messages == [f"attention: {choice.name}"]
@@ -104,7 +104,7 @@ def test_without_a_package_a_gpu_gets_sdpa_with_the_reasons(
     gpu: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu(package(raising(ModuleNotFoundError("No module named 'a'"))), package(raising(ImportError("undefined symbol"))))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="metrale_ray"):
         assert choose_attention("auto", GPU, *GOOD).name == "sdpa"
     assert "a.package is not installed" in caplog.messages[0]
     assert "a.package does not import here (ImportError: undefined symbol)" in caplog.messages[0]
