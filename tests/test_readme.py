@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     for checkpoint in (folder / "path" / "to" / "checkpoint", folder / "cache" / demo.NAME):
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        write_tokenizer(write_tiny(checkpoint, "mixtral"))
+        write_tokenizer(write_tiny(checkpoint, "mixtral", max_position_embeddings=128))  # short answers
     (folder / "engine.yaml").write_text("model: path/to/checkpoint\nep-size: 2\n")
     (folder / "prompts.jsonl").write_text('{"prompt": "one two"}\n{"prompt_token_ids": [1, 2, 3]}\n')
     return folder

@@ -9,6 +9,7 @@ start puts a handler of its own in place of the caller's, and loses a signal tha
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -19,6 +20,8 @@ import ray
 
 from metrale_ray.cluster.endings import unreachable
 
+SIGACTION_BYTES = 1024  # more than struct sigaction takes anywhere
+KEEP_S = 0.005  # how long Ray's handler may stay; it is there for a second otherwise
 LOCAL = "local"  # a Ray on this machine, started here
 
 _lock = threading.RLock()
@@ -89,7 +92,7 @@ def _callers_sigterm() -> Iterator[None]:
         yield
         signal.signal(signal.SIGTERM, signal.SIG_IGN if handler == signal.SIG_IGN else signal.getsignal(signal.SIGTERM))
         return
-    with _noted_signals() as came:
+    with _noted_signals() as came, _pythons_handler_kept():
         try:
             yield
         except SystemExit:  # Ray's handler raises it
@@ -99,6 +102,30 @@ def _callers_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
         if signal.SIGTERM in came():
             handler(signal.SIGTERM, None)
+
+
+@contextlib.contextmanager
+def _pythons_handler_kept() -> Iterator[None]:
+    """In the middle of its start, Ray's compiled part puts a handler below Python's that writes a dump and aborts.
+
+    A thread puts Python's back at once: Python itself can only from the main thread, which is in Ray's code then.
+    """
+    set_action = ctypes.CDLL(None).sigaction
+    pythons = ctypes.create_string_buffer(SIGACTION_BYTES)
+    set_action(signal.SIGTERM, None, pythons)
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(KEEP_S):
+            set_action(signal.SIGTERM, pythons, None)
+
+    keeper = threading.Thread(target=keep, name="sigterm-keeper", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
 
 
 @contextlib.contextmanager

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -128,3 +130,28 @@ def test_a_caller_that_ignores_the_signal_goes_on_doing_so(fake: FakeRay) -> Non
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     RaySession().join(None)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_a_handler_that_compiled_code_puts_below_pythons_does_not_stay(fake: FakeRay) -> None:
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+
+    def end_at_sigterm_then_wait() -> None:
+        libc.signal(signal.SIGTERM, None)  # the default: the process would end
+        deadline = time.monotonic() + 10
+        while pythons_action() != before and time.monotonic() < deadline:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, ask)
+    before = pythons_action()
+    fake.during_init = end_at_sigterm_then_wait
+    with pytest.raises(Asked):
+        RaySession().join(None)
+
+
+def pythons_action() -> bytes:
+    """The address of the function that the kernel calls at SIGTERM."""
+    action = ctypes.create_string_buffer(session.SIGACTION_BYTES)
+    ctypes.CDLL(None).sigaction(signal.SIGTERM, None, action)
+    return action.raw[:8]
