@@ -54,7 +54,7 @@ def tell_failed(number: int, result: RequestOutput) -> int:
 
 
 def json_line(index: int, result: RequestOutput) -> str:
-    """One prompt's answers. The fields beside "outputs" are those of the first, and "outputs" is there for several."""
+    """One prompt's answers. The fields beside "outputs" are those of the first."""
     first = result.outputs[0]
     line = {
         "index": index,
@@ -70,8 +70,7 @@ def json_line(index: int, result: RequestOutput) -> str:
     }
     if result.prompt_logprobs is not None:
         line["prompt_logprobs"] = _places(result.prompt_logprobs)
-    if len(result.outputs) > 1:
-        line["outputs"] = [_answer(answer) for answer in result.outputs]
+    line["outputs"] = [_answer(answer) for answer in result.outputs]
     return json.dumps(line, allow_nan=False)
 
 

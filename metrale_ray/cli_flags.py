@@ -161,7 +161,7 @@ SAMPLING_FLAGS = (
     Flag(("--repetition-penalty",), "above 1 makes tokens of the prompt and the output less likely", float),
     Flag(("--presence-penalty",), "above 0 makes tokens of the output less likely", float),
     Flag(("--frequency-penalty",), "above 0 makes them less likely each time they occur", float),
-    Flag(("--sampling-seed",), "seed of each prompt's choices; without it the engine chooses one", int),
+    Flag(("--sampling-seed",), "seed of each prompt's choices; without it one follows from --seed", int),
     Flag(("--logit-bias",), 'what to add to the logits of some token ids, {"5": -100}', json_object, "JSON"),
     Flag(("--allowed-token-ids",), "token ids that alone may occur in the output, 1,2,3", token_ids, "IDS"),
     Flag(("--bad-words",), "text that may not occur in the output; may be repeated", repeats=True),

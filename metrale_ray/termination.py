@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """SIGTERM for a command: it interrupts what the main thread does, as Ctrl-C would, and everything cleans up alike.
 
+A clean-up that takes too long is cut short: whoever sent the signal may have sent it to Ray's processes as well, and
+Ray waits a minute for those. Everything that a command has started ends with it.
+
 KeyboardInterrupt itself is raised, because Ray's own code looks for signals while it waits and knows no other. Which
 of the two signals it was is asked afterwards.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from types import FrameType
 
+TERMINATED = 143
+CLEAN_UP_S = 12.0  # a head that finishes its step and is told to end has 10
 _came: list[int] = []  # SIGTERM, once it has come; a fact of the process, as signals are
 
 
@@ -26,4 +33,12 @@ def was_terminated() -> bool:
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:
     if not _came:
         _came.append(signal_number)
+        limit = threading.Timer(CLEAN_UP_S, _leave)
+        limit.daemon = True
+        limit.start()
         raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    os.write(2, b"terminated, before everything was cleaned up\n")
+    os._exit(TERMINATED)

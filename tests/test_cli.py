@@ -160,8 +160,12 @@ def test_generate_writes_the_texts_in_order_and_nothing_else_to_stdout(capsys: p
 
 def test_generate_with_json_writes_one_line_for_each_prompt(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(llm, *BASE, "--prompt-token-ids", "5", "--prompt-token-ids", "1,2, 3", "--json") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line) for line in lines] == [
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [[answer["text"] for answer in line.pop("outputs")] for line in lines] == [
+        ["answer 0 é\u2028"],
+        ["answer 1 é\u2028"],
+    ]
+    assert lines == [
         {
             "index": n,
             "text": f"answer {n} é\u2028",
@@ -346,8 +350,8 @@ def test_a_bad_prompts_file_is_refused_before_the_engine_starts(
         (["--prompt", "a", "--logit-bias", "{"], "'{' is not JSON"),
         (["--prompt", "a", "--logit-bias", "[" * 99_999], "is not JSON"),
         (["--prompt", "a", "--logit-bias", "[5]"], "must be a JSON object"),
-        (["--prompt", "a", "--logit-bias", '{"x": 1}'], "logit_bias is 'x'"),
-        (["--prompt", "a", "--logit-bias", '{"1": NaN}'], "logit_bias is nan"),
+        (["--prompt", "a", "--logit-bias", '{"x": 1}'], "logit_bias has the token id 'x'"),
+        (["--prompt", "a", "--logit-bias", '{"1": NaN}'], "logit_bias has for token 1 the bias nan"),
         (["--prompt", "a", "--bad-words", ""], "bad_words is ''"),
         (["--prompt", "a", "--allowed-token-ids", "1,-2"], "must be token ids"),
         (["--prompt", "a", "--priority", "2147483648"], "priority is 2147483648; allowed is an integer from"),

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 from metrale_ray.errors import RequestError
@@ -87,11 +88,22 @@ def biases(name: str, value: object, limit: int, bound: float) -> tuple[tuple[in
     pairs: dict[int, float] = {}
     for key, bias in _pairs(name, value, limit):
         token_id = int(key) if isinstance(key, str) and _DECIMAL.fullmatch(key) else key
-        checked_id = integer(name, token_id, 0, U32_MAX)
+        with _told_as(name, "has the token id"):
+            checked_id = integer(name, token_id, 0, U32_MAX)
         if checked_id in pairs:
             raise refusal(name, key, "each token id once", "one bias for it")
-        pairs[checked_id] = number(name, bias, -bound, bound, "a bias in that range")
+        with _told_as(name, f"has for token {checked_id} the bias"):
+            pairs[checked_id] = number(name, bias, -bound, bound, "a bias in that range")
     return tuple(sorted(pairs.items()))
+
+
+@contextmanager
+def _told_as(name: str, what: str) -> Iterator[None]:
+    """A refusal of the field `name` says which part of it is meant."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(error.message.replace(f"{name} is", f"{name} {what}", 1), param=name) from None
 
 
 def texts(name: str, value: object, limit: int, max_characters: int) -> tuple[str, ...]:

@@ -206,8 +206,8 @@ def test_a_number_that_is_given_is_shown() -> None:
     for name, value in (("top_p", 1.5), ("seed", 2**64), ("stop_token_ids", [-7]), ("logit_bias", {"abc": 1})):
         with pytest.raises(RequestError) as caught:
             TokenParams(**{name: value})  # type: ignore[arg-type]
-        shown = {"stop_token_ids": "-7", "logit_bias": "'abc'"}.get(name, str(value))
-        assert caught.value.message.startswith(f"{name} is {shown}; ")
+        shown = {"stop_token_ids": "is -7", "logit_bias": "has the token id 'abc'"}.get(name, f"is {value}")
+        assert caught.value.message.startswith(f"{name} {shown}; ")
 
 
 HUGE: list[tuple[str, Any]] = [
