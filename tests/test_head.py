@@ -57,7 +57,11 @@ class Process:
     def front(self) -> FrontClient:
         """A front of its own keys, which the head allows."""
         keys = new_keys()
-        self.loop.call_soon_threadsafe(self.head.allow_front, keys.public)
+
+        async def allow() -> None:
+            self.head.allow_front(keys.public)
+
+        self.call(allow())  # before the front comes
         return FrontClient(self.head.front_address, keys, self.head.public_key)
 
     def call(self, work: Any) -> Any:
