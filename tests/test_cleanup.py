@@ -205,7 +205,8 @@ def check_end(observed: Observed, run: Run, pids: list[int], must_notice: str = 
         with contextlib.suppress(BrokenPipeError):  # it has ended just now
             run.process.stdin.write("\n")  # a script that only waits for this may go on to its end
             run.process.stdin.flush()
-    noticed = until(lambda: run.process.poll() is not None, ENDS_S)
+    # Where something raises by itself, the script has only just begun.
+    noticed = until(lambda: run.process.poll() is not None, ENDS_S if pids else START_S)
     if not noticed:
         run.process.send_signal(signal.SIGINT)
     done = run.wait(60)

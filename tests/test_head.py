@@ -57,12 +57,16 @@ class Process:
     def front(self) -> FrontClient:
         """A front of its own keys, which the head allows."""
         keys = new_keys()
+        self.allow(keys.public)
+        return FrontClient(self.head.front_address, keys, self.head.public_key)
+
+    def allow(self, public_key: str) -> None:
+        """Let the head know a front before it comes."""
 
         async def allow() -> None:
-            self.head.allow_front(keys.public)
+            self.head.allow_front(public_key)
 
-        self.call(allow())  # before the front comes
-        return FrontClient(self.head.front_address, keys, self.head.public_key)
+        self.call(allow())
 
     def call(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT_S)

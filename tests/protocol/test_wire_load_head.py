@@ -32,7 +32,7 @@ def test_the_requests_of_a_front_that_stops_reading_are_aborted_while_anothers_g
     monkeypatch.setitem(FrontServer.__init__.__kwdefaults__, "max_held_bytes", 100 * CREDIT)
     with running(model, ep_size=1) as (process, other), proxy_to(process.head.front_address) as proxy:
         keys = new_keys()
-        process.loop.call_soon_threadsafe(process.head.allow_front, keys.public)
+        process.allow(keys.public)
         with FrontClient(proxy.address, keys, process.head.public_key) as stalled:
             stalled.wait_opened(TIMEOUT_S)
             mine, its = other.submit([7], LONG), stalled.submit([9], LONG)
