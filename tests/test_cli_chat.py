@@ -284,8 +284,9 @@ class Slow(FakeLLM):
     def stream_chat(self, messages, params):
         yield from super().stream_chat(messages, params)
         if messages[-1]["content"] == "forever":
-            print("WAITING", file=sys.stderr, flush=True)
-            threading.Event().wait()
+            never = threading.Event()
+            threading.Timer(0.1, print, ["WAITING"], {"file": sys.stderr, "flush": True}).start()
+            never.wait()
 sys.exit(main(["chat", "--model", "m"], open_llm=Slow().open))
 """
 
