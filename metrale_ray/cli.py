@@ -32,13 +32,13 @@ from metrale_ray.cli_prompts import Prompt, read_prompts
 from metrale_ray.config import EngineConfig, warn_unknown_variables
 from metrale_ray.errors import MetraleError, UserError
 from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.termination import was_terminated
+from metrale_ray.termination import TERMINATED, was_terminated
 
 if TYPE_CHECKING:
     from metrale_ray.llm import LLM
 
 OpenLLM = Callable[[EngineConfig], "LLM"]
-REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE, TERMINATED = 1, 4, 130, 141, 143
+REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE = 1, 4, 130, 141
 DEMO_MODEL = "demo"
 RAY_AUTH_MODE = "RAY_AUTH_MODE"  # Ray's own variable
 DEMO_RANKS = 2
