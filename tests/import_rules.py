@@ -40,6 +40,7 @@ LEVELS = {
     "scheduler": 1,
     "sampling": 1,
     "model": 1,
+    "grammar": 1,
     "protocol.keys": 2,
     "protocol.door": 2,
     "protocol.link": 2,
@@ -60,6 +61,7 @@ LEVELS = {
     "head": 4,
     "start": 4,
     "serve": 4,
+    "figures": 4,
     "": 5,  # metrale_ray/__init__.py: the public names, found when they are asked for
     "cluster": 5,
     "llm": 5,
@@ -67,8 +69,13 @@ LEVELS = {
     "progress": 5,
     "conversation": 5,
     "doctor": 5,
+    "serve.deployment": 5,
+    "service": 5,
+    "traffic": 5,
     "cli": 6,
     "cli_answers": 6,
+    "cli_bench": 6,
+    "cli_serve": 6,
     "cli_flags": 6,
     "cli_chat": 6,
     "cli_doctor": 6,
@@ -79,7 +86,17 @@ LEVELS = {
 }
 APART = ("scheduler", "model", "serve")
 # Modules of others, and the only places that may import them.
-HOMES = {"torch": ("model", "sampling", "demo"), "ray": ("cluster", "llm", "serve", "doctor.nodes")}
+HOMES = {
+    "torch": ("model", "sampling", "demo"),
+    "ray": ("cluster", "llm", "service", "serve.deployment", "doctor.nodes"),
+    "fastapi": ("serve.http", "serve.deployment", "service"),
+    "starlette": ("serve.http",),
+    "uvicorn": ("service",),
+    "pydantic": ("serve.openai", "serve.http", "serve.deployment"),
+    "prometheus_client": ("serve.metrics",),
+    "llguidance": ("grammar",),
+    "httpx": ("traffic",),
+}
 LAZY_HOMES = {"torch": ("demo",)}  # there, only inside a function
 PURE_LEVEL = 1  # up to here: no event loop and no wire
 NOT_IN_PURE = ("asyncio", "zmq", "fastapi", "uvicorn")
