@@ -19,6 +19,8 @@ from contextlib import aclosing
 from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import FrontClient, Output, RequestHandle
 from metrale_ray.serve.answers import Answers
+from metrale_ray.serve.deltas import Delta
+from metrale_ray.serve.merge import merged
 from metrale_ray.serve.outputs import RequestOutput
 from metrale_ray.serve.prompts import Preparation, PromptRequest
 from metrale_ray.serve.room import Room
@@ -45,6 +47,41 @@ class Front:
             async for answers in stages:
                 yield answers.snapshot()
 
+    async def deltas(self, request: PromptRequest) -> AsyncGenerator[Delta, None]:
+        """What is new of the answers, as it comes, the last item with `finished`. Otherwise like `stream`."""
+        async with aclosing(self._growing(request)) as stages:
+            async for answers in stages:
+                delta = answers.delta()
+                if delta.sequences:  # not only what came behind a stop string
+                    yield delta
+
+    async def deltas_of_all(self, requests: Sequence[PromptRequest]) -> AsyncGenerator[list[tuple[int, Delta]], None]:
+        """The deltas of several requests: each item has all that is there, as (number of the request, its delta).
+
+        Sequences and prompt tokens are bounded as in `all`. Raises EngineDead; closing it aborts what still runs.
+        """
+        if len(requests) == 1:  # the usual case needs no tasks
+            async with aclosing(self.deltas(requests[0])) as deltas:
+                async for delta in deltas:
+                    yield [(0, delta)]
+            return
+        rooms = self._rooms()
+        async with aclosing(merged([self._deltas_in_room(request, *rooms) for request in requests])) as items:
+            async for item in items:
+                yield item
+
+    async def _deltas_in_room(
+        self, request: PromptRequest, room: Room, token_room: Room
+    ) -> AsyncGenerator[Delta, None]:
+        places = len(request.token_ids) // TOKENS_PER_PLACE
+        async with room.places(request.params.n), token_room.places(places), aclosing(self.deltas(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def _rooms(self) -> tuple[Room, Room]:
+        """Places for the sequences and for the prompt tokens of one call."""
+        return Room(self._max_waiting), Room(MAX_PROMPT_TOKENS_ON_THE_WAY // TOKENS_PER_PLACE)
+
     async def all(
         self, requests: Sequence[PromptRequest], on_answer: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -52,7 +89,7 @@ class Front:
 
         `on_answer` is called whenever one is complete. Raises EngineDead; closing it aborts what still runs.
         """
-        room, token_room = Room(self._max_waiting), Room(MAX_PROMPT_TOKENS_ON_THE_WAY // TOKENS_PER_PLACE)
+        room, token_room = self._rooms()
 
         async def answer(request: PromptRequest) -> RequestOutput:
             num_token_places = len(request.token_ids) // TOKENS_PER_PLACE

@@ -248,3 +248,33 @@ def test_a_snapshot_does_not_change_with_later_tokens_and_its_delta_is_new_since
     for token_id in (0, 1):
         completion.push(Output(0, 0, (token_id,)))
     assert [completion.snapshot().delta, completion.snapshot().delta] == ["ab", ""]
+
+
+@settings(deadline=None)
+@given(spelled=spelled(), stops=st.lists(st.sampled_from(["beta gamma", "ha", "ab", "b"]), max_size=2))
+def test_deltas_joined_are_the_snapshot_with_a_text_and_a_place_for_each_token(
+    spelled: tuple[list[str], list[list[int]]], stops: list[str]
+) -> None:
+    pieces, parts = spelled
+    params = SamplingParams(stop=stops, max_tokens=99, logprobs=0)
+    scored = [
+        Output(0, 0, o.token_ids, o.finish_reason, logprobs=tuple(TokenLogprobs(i, -1.0, 2) for i in o.token_ids))
+        for o in outputs_of(parts)
+    ]
+    last = feed(Completion(piece_tokenizer(pieces), params, []), scored)[-1]
+    completion = Completion(piece_tokenizer(pieces), params, [])
+    deltas = []
+    for output in scored:
+        completion.push(output)
+        assert completion.has_news or completion.has_ended
+        deltas.append(completion.delta())
+        assert not completion.has_news
+    assert "".join(delta.text for delta in deltas) == last.text
+    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    assert token_ids == last.token_ids
+    assert [entry for delta in deltas for entry in delta.logprobs] == last.logprobs
+    offsets = [offset for delta in deltas for offset in delta.offsets]
+    assert offsets == [len("".join(pieces[:token_id])) for token_id in token_ids]
+    (end,) = [delta for delta in deltas if delta.finish_reason is not None]
+    assert (end.finish_reason, end.stop_reason) == (last.finish_reason, last.stop_reason)
+    assert all(len(delta.texts) == len(delta.token_ids) for delta in deltas if delta is not end)

@@ -12,10 +12,11 @@ import pytest
 from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import FrontClient, Opened, Output, RequestHandle
 from metrale_ray.protocol.front.messages import Abort, Finish
+from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.front import Front
-from metrale_ray.serve.outputs import RequestOutput
+from metrale_ray.serve.outputs import Logprob, RequestOutput
 from tests.serve.pieces import piece_tokenizer
 
 PIECES = ["a", "b", "c", "d"]
@@ -213,5 +214,55 @@ def test_leaving_many_answers_aborts_what_runs_and_sends_no_more() -> None:
         await answers.aclose()
         assert head.said == [Abort(1), Abort(2)]
         assert len(head.submitted) == 3
+
+    asyncio.run(script())
+
+
+def test_deltas_hold_what_is_new_alone_and_of_sequences_with_news_alone() -> None:
+    async def script() -> None:
+        head, front = make_front()
+        (request,) = front.prepare.requests([3, 3], SamplingParams(n=2, stop="bc", prompt_logprobs=0))
+        deltas = front.deltas(request)
+        first = asyncio.ensure_future(anext(deltas))
+        await settle()
+        head.say(0, 1, 0)
+        await settle()
+        assert not first.done()  # what the prompt scored comes with the first tokens
+        head.say(0, 0, 0, prompt_logprobs=(TokenLogprobs(3, -1.0, 1),))
+        one = await first
+        assert [(s.index, s.texts, s.token_ids) for s in one.sequences] == [(0, ["a"], [0]), (1, ["a"], [0])]
+        assert one.prompt_logprobs == [None, {3: Logprob(-1.0, 1, "d")}]
+        head.say(0, 1, 1)
+        two = await anext(deltas)
+        assert (two.prompt_logprobs, [(s.index, s.texts) for s in two.sequences]) == (None, [(1, [""])])
+        head.say(0, 1, 2, 3)
+        three = await anext(deltas)
+        assert [(s.token_ids, s.finish_reason, s.stop_reason) for s in three.sequences] == [([2], "stop", "bc")]
+        assert head.said == [Finish(0, 1)]
+        head.say(0, 1, 3)  # it was on its way: no item
+        head.say(0, 0, 3, finish_reason="length")
+        four = await anext(deltas)
+        assert (four.finished, [(s.index, s.text) for s in four.sequences]) == (True, [(0, "d")])
+        assert [delta async for delta in deltas] == []
+
+    asyncio.run(script())
+
+
+def test_the_deltas_of_several_prompts_come_together_and_no_more_run_than_there_is_room_for() -> None:
+    async def script() -> None:
+        head, front = make_front(max_waiting=2)
+        deltas = front.deltas_of_all(front.prepare.requests([[0], [1], [2]]))
+        first = asyncio.ensure_future(anext(deltas))
+        await settle()
+        assert [token_ids for token_ids, *_ in head.submitted] == [(0,), (1,)]
+        head.say(0, 0, 0, finish_reason="length")
+        head.say(1, 0, 1)
+        assert [(number, delta.sequences[0].text) for number, delta in await first] == [(0, "a"), (1, "b")]
+        second = asyncio.ensure_future(anext(deltas))
+        await settle()
+        assert [token_ids for token_ids, *_ in head.submitted] == [(0,), (1,), (2,)]
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        assert set(head.said) == {Abort(1), Abort(2)}
 
     asyncio.run(script())
