@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The command line: `metrale-ray` with its commands generate, chat, demo, inspect and doctor.
+"""The command line: `metrale-ray` with its commands serve, generate, chat, demo, inspect and doctor.
 
 Rules: answers go to standard output, everything else to standard error. A failure is one line `error: ...`; with
 `--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed, or the doctor found a problem;
 2 the caller's mistake; 3 the engine could not start, or could not with this checkpoint; 4 it ended; 130 interrupted;
 143 terminated.
 
-What it leaves out: flags (`cli_flags`), prompts (`cli_prompts`), the conversation (`cli_chat`), what `inspect` and
-`doctor` write (`cli_inspect`, `cli_doctor`), and everything that the driver does (`llm`).
+What it leaves out: flags (`cli_flags`, `cli_parser`), prompts (`cli_prompts`), the conversation (`cli_chat`), the
+service (`cli_serve`), what `inspect` and `doctor` write (`cli_inspect`, `cli_doctor`), and everything that the driver
+does (`llm`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import dataclasses
 import io
 import logging
 import os
-import secrets
 import signal
 import sys
 import traceback
@@ -25,10 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from metrale_ray import cli_chat, cli_doctor, cli_inspect
+from metrale_ray import cli_chat, cli_doctor, cli_inspect, cli_serve
 from metrale_ray.cli_answers import AnswerWriter, tell_failed
-from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, make_parser, request_options, sampling_params
+from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, request_options, sampling_params
+from metrale_ray.cli_parser import make_parser
 from metrale_ray.cli_prompts import Prompt, read_prompts
+from metrale_ray.cli_token import use_ray_token
 from metrale_ray.config import EngineConfig, warn_unknown_variables
 from metrale_ray.errors import MetraleError, UserError
 from metrale_ray.sampling.params import SamplingParams
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 OpenLLM = Callable[[EngineConfig], "LLM"]
 REQUEST_FAILED, ENGINE_FAILED, INTERRUPTED, READER_GONE = 1, 4, 130, 141
 DEMO_MODEL = "demo"
-RAY_AUTH_MODE = "RAY_AUTH_MODE"  # Ray's own variable
 DEMO_RANKS = 2
 DEMO_MAX_TOKENS = 64  # a small model's answer to a question; more would be its ramblings
 
@@ -62,6 +63,8 @@ def main(
             match given["command"]:
                 case "generate":
                     return generate(given, answers, open_llm or _open_llm)
+                case "serve":
+                    return cli_serve.serve(given, answers)
                 case "chat":
                     return chat(given, answers, open_llm or _open_llm, build_checkpoint or _build_checkpoint)
                 case "inspect":
@@ -158,10 +161,7 @@ def doctor(given: Mapping[str, Any], answers: TextIO) -> int:
 
 
 def _open_llm(config: EngineConfig) -> LLM:
-    if config.address is None and RAY_AUTH_MODE not in os.environ:
-        # A Ray that is started for this command listens on every interface, and would do what any stranger asks. It
-        # reads these when it is imported, which happens in the next line.
-        os.environ.update({RAY_AUTH_MODE: "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    use_ray_token(config.address)
     from metrale_ray.llm import LLM
 
     return LLM(config)

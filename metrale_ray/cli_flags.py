@@ -5,7 +5,8 @@ Rules: a flag that was not given leaves no trace, so that flags win over the YAM
 environment. Values are checked where the settings are (`config`, `sampling.params`), so a flag, a file and the driver
 refuse alike.
 
-What it leaves out: what the commands do (`cli`) and where prompts come from (`cli_prompts`).
+What it leaves out: which command has which (`cli_parser`), what the commands do (`cli`), and where prompts come from
+(`cli_prompts`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import metrale_ray
 from metrale_ray.config import (
     ATTENTIONS,
     DTYPES,
@@ -30,7 +30,7 @@ from metrale_ray.config import (
     from_yaml,
     parse_size_bytes,
 )
-from metrale_ray.errors import ConfigError, UserError
+from metrale_ray.errors import ConfigError
 from metrale_ray.sampling.params import U32_MAX, SamplingParams
 
 # What is meant where nothing is given and the setting itself has no value.
@@ -191,86 +191,22 @@ OBJECT_FLAG = Flag(("--json",), "one JSON object instead of a table", switch=Tru
 DEMO_ENGINE_SETTINGS = ("ep_size", "ep_protocol", "address", "log_level")
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would exit; flags are never abbreviated."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """A mistake on the command line."""
-        raise UserError(f"{message}; see {self.prog} --help")
-
-
-def make_parser() -> Parser:
-    """The parser of all commands."""
-    parser = Parser(prog="metrale-ray", description="Expert-parallel serving of mixture-of-experts models on Ray.")
-    parser.add_argument("--version", action="version", version=f"metrale-ray {metrale_ray.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    generate = commands.add_parser("generate", help="complete prompts", description="Complete prompts and exit.")
-    _add_group(generate, "prompts", (*PROMPT_FLAGS, JSON_FLAG))
-    _add_group(generate, "sampling", tuple(_with_default(flag, _sampling_defaults()) for flag in SAMPLING_FLAGS))
-    _add_group(generate, "requests", tuple(_with_default(flag, REQUEST_DEFAULTS) for flag in REQUEST_FLAGS))
-    engine_flags = tuple(_with_default(flag, _engine_defaults()) for flag in ENGINE_FLAGS)
-    _add_group(generate, "engine", (CONFIG_FLAG, *engine_flags))
-    demo = commands.add_parser(
-        "demo", help="ask a small model one question", description="Ask a small model something."
-    )
-    _add_group(demo, "question", (QUESTION_FLAG,))
-    _add_group(demo, "engine", _engine_flags(DEMO_ENGINE_SETTINGS))
-    _add_chat(commands)
-    _add_inspect(commands)
-    _add_doctor(commands)
-    return parser
-
-
-def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
-    text = "Talk with a model in the terminal. Without --model it is the demo's. /help tells what can be typed."
-    chat = commands.add_parser("chat", help="talk with a model in the terminal", description=text)
-    _add_group(chat, "conversation", (SYSTEM_FLAG,))
-    _add_group(chat, "sampling", tuple(flag for flag in SAMPLING_FLAGS if flag.setting not in NOT_IN_CHAT))
-    _add_group(chat, "engine", (CONFIG_FLAG, *ENGINE_FLAGS))
-
-
-def _add_inspect(commands: argparse._SubParsersAction[Parser]) -> None:
-    text = "Tell what a checkpoint is and what it takes, from its configuration and the headers of its files alone."
-    inspect = commands.add_parser("inspect", help="tell what a checkpoint is and what it takes", description=text)
-    inspect.add_argument("model", metavar="MODEL", help="checkpoint folder or hub id")
-    _add_group(inspect, "output", (MEMORY_FLAG, OBJECT_FLAG))
-    _add_group(inspect, "engine", _engine_flags(INSPECT_ENGINE_SETTINGS))
-
-
-def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
-    text = "Check this machine, or every node of a Ray cluster, and say what to do about what is found."
-    doctor = commands.add_parser("doctor", help="check this machine or a cluster", description=text)
-    _add_group(doctor, "output", (OBJECT_FLAG, NODE_TIMEOUT_FLAG))
-    _add_group(doctor, "engine", _engine_flags(DOCTOR_ENGINE_SETTINGS))
-
-
-def _engine_flags(settings: tuple[str, ...]) -> tuple[Flag, ...]:
-    return tuple(flag for flag in ENGINE_FLAGS if flag.setting in settings)
-
-
-def _add_group(parser: Parser, title: str, flags: tuple[Flag, ...]) -> None:
-    group = parser.add_argument_group(title)
-    for flag in flags:
-        flag.add_to(group)
-
-
-def _with_default(flag: Flag, defaults: Mapping[str, str]) -> Flag:
+def with_default(flag: Flag, defaults: Mapping[str, str]) -> Flag:
     """The flag with its default in its help. A switch is off, and a list empty, unless it is given."""
     default = defaults.get(flag.setting)
     return flag if default is None else dataclasses.replace(flag, help=f"{flag.help} (default: {default})")
 
 
-def _sampling_defaults() -> dict[str, str]:
+def sampling_defaults() -> dict[str, str]:
+    """The defaults of the sampling flags, as they are shown."""
     values = SamplingParams()
     named = {field.name: getattr(values, field.name) for field in dataclasses.fields(SamplingParams)}
     shown = {name: f"{value}" for name, value in named.items() if type(value) in (int, float)}
     return shown | {"logprobs": "none", "prompt_logprobs": "none", "allowed_token_ids": "all"}
 
 
-def _engine_defaults() -> dict[str, str]:
+def engine_defaults() -> dict[str, str]:
+    """The defaults of the engine's flags, as they are shown."""
     fields = dataclasses.fields(EngineConfig)
     return {f.name: str(f.default) for f in fields if type(f.default) in (int, float, str)} | CHOSEN_DEFAULTS
 
@@ -279,10 +215,11 @@ def engine_config(given: Mapping[str, Any], environment: Mapping[str, str], **de
     """The engine's settings: flags, then the YAML file, then the environment, then `defaults`. Raises ConfigError."""
     in_file = from_yaml(given["config"]) if "config" in given else {}
     flags = {flag.setting: given[flag.setting] for flag in ENGINE_FLAGS if flag.setting in given}
-    return from_mapping({**by_field_name(defaults), **_from_environment(environment), **in_file, **flags})
+    return from_mapping({**by_field_name(defaults), **from_environment(environment), **in_file, **flags})
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings that the environment has. Raises ConfigError."""
     found: dict[str, str] = {}
     if environment.get("RAY_ADDRESS"):
         found["address"] = environment["RAY_ADDRESS"]

@@ -44,7 +44,7 @@ SIZE_UNITS = dict(
 )
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
-KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL")
+KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL", "METRALE_API_KEY", "METRALE_ADMIN_KEY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,15 @@ def parse_size_bytes(text: str, source: str) -> int:
 
 def from_yaml(path: str | Path) -> dict[str, Any]:
     """The settings in a YAML file by field name, to merge with flags. An error names the file."""
+    values = read_yaml(path)
+    try:
+        return by_field_name(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from error
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, whatever its names are. An error names the file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -204,10 +213,7 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a mapping of settings to values, not a {type(values).__name__}")
-    try:
-        return by_field_name(values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}") from error
+    return values
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:

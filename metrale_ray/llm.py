@@ -25,8 +25,7 @@ import ray
 from metrale_ray.cluster import Cluster
 from metrale_ray.config import EngineConfig, from_mapping
 from metrale_ray.errors import ConfigError, EngineDead, RequestError, StartError, UserError
-from metrale_ray.model.checkpoint import open_checkpoint
-from metrale_ray.model.weights import plan_weights, read_decoder_config
+from metrale_ray.model_files import open_model
 from metrale_ray.progress import LoadProgress, counted
 from metrale_ray.protocol.front import FrontClient
 from metrale_ray.protocol.keys import KeyPair
@@ -35,7 +34,7 @@ from metrale_ray.serve.front import Front
 from metrale_ray.serve.loop_thread import LoopThread
 from metrale_ray.serve.outputs import RequestOutput
 from metrale_ray.serve.prompts import Prompt, PromptRequest
-from metrale_ray.serve.text import Tokenizer, load_tokenizer
+from metrale_ray.serve.text import Tokenizer
 from metrale_ray.serve.watch import WHY_S, Watch
 
 Messages = Sequence[Mapping[str, Any]]
@@ -59,12 +58,9 @@ class LLM:
         self._is_closed = False
         self._closing = threading.RLock()  # one thread at a time; a signal's handler may close in the middle of it
         self._steps = contextlib.ExitStack()  # how to end what was started, the last first, each whatever happens
-        checkpoint = open_checkpoint(self.config.model, self.config.revision)
-        decoder = read_decoder_config(checkpoint)
-        plan_weights(checkpoint, decoder, 0, self.config.ep_size)  # refuse before Ray starts
-        # Tokens of one sequence, prompt and answer.
-        self.max_model_len = self.config.max_model_len or decoder.max_positions
-        self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint.path)
+        files = open_model(self.config)  # refuse before Ray starts
+        self.max_model_len = files.max_model_len  # tokens of one sequence, prompt and answer
+        self.tokenizer: Tokenizer | None = files.tokenizer
         try:
             self._start()
         except BaseException:

@@ -15,7 +15,7 @@ import signal
 import threading
 from types import FrameType
 
-TERMINATED = 143
+INTERRUPTED, TERMINATED = 130, 143
 CLEAN_UP_S = 12.0  # a head that finishes its step and is told to end has 10
 _came: list[int] = []  # SIGTERM, once it has come; a fact of the process, as signals are
 
@@ -30,15 +30,21 @@ def was_terminated() -> bool:
     return bool(_came)
 
 
+def limit_clean_up(signal_number: int) -> None:
+    """End the process in a while, if its clean-up has not by then. For whoever handles signals by itself."""
+    if signal_number == signal.SIGTERM:
+        _came.append(signal_number)
+    limit = threading.Timer(CLEAN_UP_S, _leave)
+    limit.daemon = True
+    limit.start()
+
+
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:
     if not _came:
-        _came.append(signal_number)
-        limit = threading.Timer(CLEAN_UP_S, _leave)
-        limit.daemon = True
-        limit.start()
+        limit_clean_up(signal_number)
         raise KeyboardInterrupt
 
 
 def _leave() -> None:
     os.write(2, b"terminated, before everything was cleaned up\n")
-    os._exit(TERMINATED)
+    os._exit(TERMINATED if _came else INTERRUPTED)

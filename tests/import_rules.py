@@ -65,6 +65,7 @@ LEVELS = {
     "": 5,  # metrale_ray/__init__.py: the public names, found when they are asked for
     "cluster": 5,
     "llm": 5,
+    "model_files": 5,
     "demo": 5,
     "progress": 5,
     "conversation": 5,
@@ -82,6 +83,8 @@ LEVELS = {
     "cli_inspect": 6,
     "cli_output": 6,
     "cli_prompts": 6,
+    "cli_parser": 6,
+    "cli_token": 6,
     "__main__": 6,
 }
 APART = ("scheduler", "model", "serve")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from metrale_ray import demo
-from metrale_ray.cli_flags import make_parser
+from metrale_ray.cli_parser import make_parser
 from tests.fixtures.tiny import write_tiny
 from tests.fixtures.tokenizer import write_tokenizer
 from tests.processes import OwnRay

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`EngineLink`: a front's way to an engine that may not be there yet, may go, and may come back.
+
+Rules. One task (`run`) looks for the engine, opens a session, asks for a real token, and from then on asks the head how
+it is, until the session ends; then it looks again. Everything else only reads what this task has noted, and never
+waits. An engine that is not heard of for a few seconds is not ready, long before its session is given up.
+
+What it leaves out: how an engine is found (`find`), and what is done with it (`serve.openai`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metrale_ray.errors import EngineDead, MetraleError, RequestError
+from metrale_ray.protocol.front import FrontClient
+from metrale_ray.protocol.keys import KeyPair
+from metrale_ray.sampling.token_params import TokenParams
+from metrale_ray.serve.backend import Health
+from metrale_ray.serve.failures import ApiError
+from metrale_ray.serve.front import Front
+from metrale_ray.serve.text import Tokenizer
+
+log = logging.getLogger(__name__)
+
+ASK_S = 1.0
+"""How often the head is asked how it is: often enough for a probe each second."""
+
+SILENT_S = 5.0
+"""An engine of which nothing was heard for so long is not ready. It beats every 2 s and answers each question."""
+
+RETRY_S = 1.0
+"""How long after a failed search the next one begins."""
+
+OPEN_TIMEOUT_S = 30.0
+"""The head is ready and on the same network: it opens a session at once."""
+
+TOKEN_TIMEOUT_S = 600.0
+"""For the first token. What a slow machine needs for one step is far less; readiness waits for it meanwhile."""
+
+_FIRST_TOKEN = TokenParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where a head listens for a front with these keys, its own public key, and how many requests may wait there."""
+
+    address: str
+    keys: KeyPair
+    head_key: str
+    max_queue_len: int
+
+
+Find = Callable[[], Awaitable[EngineAddress]]
+Explain = Callable[[EngineDead], Awaitable[EngineDead]]
+
+
+class EngineLink:
+    """A `Backend`. All methods belong to the loop that runs `run`.
+
+    `find` gives the address of the engine, waiting for it where it must; it may raise MetraleError, and is then asked
+    again. `explain` may know more of a death than the session does.
+    """
+
+    def __init__(
+        self,
+        find: Find,
+        tokenizer: Tokenizer | None,
+        *,
+        progress_timeout_s: float,
+        explain: Explain | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._find = find
+        self._tokenizer = tokenizer
+        self._progress_timeout_s = progress_timeout_s
+        self._explain = explain
+        self._clock = clock
+        self._client: FrontClient | None = None
+        self._front: Front | None = None  # once it has given a token
+        self._why_not = "the engine is starting"
+        self._told: dict[str, Any] = {}
+        self._told_at_s = 0.0
+        self.num_sessions = 0
+
+    def front(self) -> Front:
+        """The way to ask the engine something. Raises ApiError 503."""
+        front, client = self._front, self._client
+        if front is None or client is None or client.death is not None:
+            raise ApiError(503, f"{self._reason()}; try again later", code="engine_unavailable")
+        return front
+
+    def health(self) -> Health:
+        """How the engine is now."""
+        moving = self._moving_reason()
+        ready = self._ready_reason() or moving
+        return Health(not ready, ready, not moving, moving)
+
+    def figures(self) -> Mapping[str, Any]:
+        """What the head told last."""
+        return self._told
+
+    async def explain(self, seen: EngineDead) -> EngineDead:
+        """The death as a caller is told it."""
+        return seen if self._explain is None else await self._explain(seen)
+
+    def say(self, why_not: str) -> None:
+        """Note why there is no engine yet: a phase of its start."""
+        self._why_not = why_not
+
+    async def run(self) -> None:
+        """Keep a session with the engine until cancelled."""
+        while True:
+            try:
+                await self._hold_session(await self._find())
+            except MetraleError as error:
+                self._lose(error.message)
+            except TimeoutError as error:
+                self._lose(str(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _hold_session(self, where: EngineAddress) -> None:
+        """One session, from its beginning to its end, which is raised. Raises EngineDead, TimeoutError, UserError."""
+        client = FrontClient(where.address, where.keys, where.head_key)
+        try:
+            await asyncio.to_thread(client.wait_opened, OPEN_TIMEOUT_S)
+            self._client = client
+            self._why_not = "the engine has not given its first token yet"
+            await self._ask(client)
+            await _wait_first_token(client)
+            # Half of the head's queue: other fronts have room too.
+            self._front = Front(client, self._tokenizer, max_waiting=max(1, where.max_queue_len // 2))
+            self.num_sessions += 1
+            log.info("the engine at %s is ready", where.address)
+            while client.death is None:
+                await asyncio.sleep(ASK_S)
+                await self._ask(client)
+            raise client.death
+        finally:
+            self._front = self._client = None
+            await asyncio.to_thread(client.close)
+
+    async def _ask(self, client: FrontClient) -> None:
+        # A head that does not answer is heard of less and less; its session ends by itself.
+        with contextlib.suppress(TimeoutError):
+            self._told = await client.aask(SILENT_S)
+            self._told_at_s = self._clock()
+
+    def _lose(self, reason: str) -> None:
+        if reason != self._why_not:
+            log.warning("there is no engine: %s", reason)
+        self._why_not = reason
+        if self._told:  # the last figures stay, but nothing runs any more
+            self._told = {**self._told, "phase": "ended"}
+
+    def _reason(self) -> str:
+        death = self._client.death if self._client is not None else None
+        return death.message if death is not None else self._why_not
+
+    def _ready_reason(self) -> str:
+        client = self._client
+        if self._front is None or client is None or client.death is not None:
+            return self._reason()
+        if client.heard_age_s > SILENT_S:
+            return f"nothing was heard of the engine for {client.heard_age_s:.0f} s"
+        return ""
+
+    def _moving_reason(self) -> str:
+        """ "" while no engine is there: that is readiness' business, and a probe of progress must not end its start."""
+        if self._client is None or not self._told.get("has_work"):
+            return ""
+        age_s = float(self._told["progress_age_s"]) + self._clock() - self._told_at_s
+        if age_s <= self._progress_timeout_s:
+            return ""
+        return f"work waits and no command has completed for {age_s:.0f} s"
+
+
+async def _wait_first_token(client: FrontClient) -> None:
+    """Let the engine give one token. Raises EngineDead, RequestError with its reason, TimeoutError."""
+    handle = client.submit((0,), _FIRST_TOKEN)
+    try:
+        async with asyncio.timeout(TOKEN_TIMEOUT_S):
+            output = await handle.aget()
+    except BaseException:
+        handle.abort()
+        raise
+    if output.error is not None:
+        code, message = output.error
+        raise RequestError(f"the engine gave no first token: {message}", code=code)

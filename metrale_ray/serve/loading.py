@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""From options and a checkpoint's folder to what the HTTP side is made of.
+
+What it leaves out: the engine, and whether the checkpoint can be served at all (`model_files`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from metrale_ray.errors import CheckpointError
+from metrale_ray.serve.backend import Backend, GenerationDefaults, ServedModel
+from metrale_ray.serve.http.settings import HttpSettings
+from metrale_ray.serve.limits import ServeLimits
+from metrale_ray.serve.openai.call import ApiSettings
+from metrale_ray.serve.options import ModelOptions, ServiceOptions
+from metrale_ray.serve.templates.renderer import load_template
+from metrale_ray.serve.text import Tokenizer
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+def served_model(
+    path: Path,
+    options: ModelOptions,
+    tokenizer: Tokenizer | None,
+    backend: Backend,
+    max_model_len: int,
+    limits: ServeLimits | None = None,
+) -> ServedModel:
+    """One model as the HTTP side knows it. Raises CheckpointError and ConfigError for files that cannot be used."""
+    file = None if options.chat_template is None else Path(options.chat_template)
+    return ServedModel(
+        names=options.served_names,
+        backend=backend,
+        tokenizer=tokenizer,
+        template=load_template(path, tokenizer, file, limits or ServeLimits()),
+        defaults=read_defaults(path),
+        max_model_len=max_model_len,
+        created=int(time.time()),
+        tool_parser=options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
+
+
+def http_settings(options: ServiceOptions) -> HttpSettings:
+    """What the app is told of the service's options."""
+    return HttpSettings(
+        api=ApiSettings(options.limits, options.strict, options.allow_request_templates),
+        api_keys=options.api_keys,
+        admin_keys=options.admin_keys,
+        open_paths=options.open_paths,
+        cors_origins=options.cors_origins,
+    )
+
+
+def read_defaults(path: Path) -> GenerationDefaults:
+    """What the checkpoint's generation_config.json says for requests that leave it out. Raises CheckpointError.
+
+    `do_sample` is not looked at, as other servers do not either: what it says of temperature counts.
+    """
+    file = path / GENERATION_CONFIG
+    if not file.is_file():
+        return GenerationDefaults()
+    try:
+        values = dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from error
+    return GenerationDefaults(
+        temperature=_number(file, values, "temperature", 0, 100),
+        top_p=_number(file, values, "top_p", 0, 1),
+        top_k=_top_k(file, values),
+        min_p=_number(file, values, "min_p", 0, 1),
+        repetition_penalty=_number(file, values, "repetition_penalty", 0, 100),
+        max_tokens=_integer(file, values, "max_new_tokens", 1),
+    )
+
+
+def _number(file: Path, values: dict[str, Any], name: str, least: float, most: float) -> float | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise CheckpointError(f"{file}: {name} is {value!r}; it must be a number from {least} to {most}")
+    return float(value)
+
+
+def _integer(file: Path, values: dict[str, Any], name: str, least: int) -> int | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise CheckpointError(f"{file}: {name} is {value!r}; it must be an integer of at least {least}")
+    return value
+
+
+def _top_k(file: Path, values: dict[str, Any]) -> int | None:
+    """0 and -1 both mean all."""
+    value = _integer(file, values, "top_k", -1)
+    return 0 if value == -1 else value
