@@ -93,12 +93,12 @@ HOMES = {
     "torch": ("model", "sampling", "demo"),
     "ray": ("cluster", "llm", "service", "serve.deployment", "doctor.nodes"),
     "fastapi": ("serve.http", "serve.deployment", "service"),
-    "starlette": ("serve.http",),
+    "starlette": ("serve.http", "serve.deployment"),
     "uvicorn": ("service",),
     "pydantic": ("serve.openai", "serve.http", "serve.deployment"),
     "prometheus_client": ("serve.metrics",),
     "llguidance": ("grammar",),
-    "httpx": ("traffic",),
+    "aiohttp": ("traffic",),
 }
 LAZY_HOMES = {"torch": ("demo",)}  # there, only inside a function
 PURE_LEVEL = 1  # up to here: no event loop and no wire
