@@ -18,3 +18,5 @@ class Counters:
     expired_requests: int = 0
     finished_requests: int = 0
     by_failure: dict[str, int] = field(default_factory=dict)
+    command: str | None = None  # the one that is under way
+    completed_at_s: float = 0.0  # when the last one was judged (monotonic clock)

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.desk import ByFront, Desk, refusal
 from metrale_ray.engine import Delivery, Engine
 from metrale_ray.errors import EngineDead, MetraleError, RequestError
+from metrale_ray.figures import Figures, document_text
 from metrale_ray.inbox import Inbox
 from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
 from metrale_ray.model.device import use_threads
@@ -73,6 +74,7 @@ class Head:
         self._setup: RankSetup | None = None
         self._engine: Engine | None = None
         self._collectives: Collectives | None = None
+        self._figures = Figures(config.ep_size, FIRST_EPOCH)
         self._stats: dict[str, Any] = {}  # replaced whole by the engine thread, between steps
 
     async def listen(self, worker_keys: Mapping[int, str]) -> dict[int, HeadAddress]:
@@ -87,7 +89,9 @@ class Head:
         }
         self._links = [HeadLink(Rank(rank), t, self._version, FIRST_EPOCH) for rank, t in transports.items()]
         self._store, store_port = host_store(self._host, config.start_timeout_s)
-        self._fronts = FrontServer(self._host, self._on_message, self._on_gone, self._opened, self._keys)
+        self._fronts = FrontServer(
+            self._host, self._on_message, self._on_gone, self._opened, self._keys, figures=self._figures_text
+        )
         await self._fronts.start()
         return {
             rank: HeadAddress(t.address, self._keys.public, self._host, store_port) for rank, t in transports.items()
@@ -140,6 +144,15 @@ class Head:
         strangers = self._fronts.num_refused + sum(t.num_refused for t in self._transports.values())
         return {**self._stats, "refused_strangers": strangers}
 
+    def note_places(self, places: Sequence[Mapping[str, Any]]) -> None:
+        """Where each rank is, for the figures: maps with `rank`, `pid`, `node`, `address`."""
+        self._figures.note_places(places)
+
+    def figures(self) -> dict[str, Any]:
+        """What `figures` says of the engine now, whatever its phase. Never waits; from any thread."""
+        state = self._state
+        return self._figures.document(state.phase, state.progress, state.failure, self._engine, len(self._inbox))
+
     # The loop's side ----------------------------------------------------------------------------------------------
 
     def _on_message(self, front: FrontId, message: Submit | Abort | Finish) -> None:
@@ -172,6 +185,9 @@ class Head:
     def _opened(self) -> Opened:
         setup = self._required_setup()
         return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=FIRST_EPOCH)
+
+    def _figures_text(self) -> str:
+        return document_text(self.figures())
 
     def _post(self, outputs: ByFront) -> None:
         for front, of_front in outputs.items():
@@ -242,6 +258,7 @@ class Head:
             if worked:
                 next_ping = time.monotonic() + self._config.idle_ping_s
                 continue
+            self._figures.note_idle(time.monotonic())
             check_links(self._links)
             if time.monotonic() >= next_ping:
                 engine.ping()

@@ -8,6 +8,7 @@ settled. LinkLost and Desync pass through. It knows nothing of requests.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class Orders:
 
     def run(self, command: Command, on_progress: OnProgress | None = None) -> Verdict:
         """Run one command on every rank and judge it. Raises LinkLost or Desync."""
+        self._counters.command = command.code.name.lower()
         frame = self._broadcast(command)
         replies = [self._replica.run(frame)]
         for link in self._links:
@@ -56,6 +58,8 @@ class Orders:
         verdict = judge(frame, replies)
         self._session.settle(verdict.ok)
         self._counters.commands += 1
+        self._counters.command = None
+        self._counters.completed_at_s = time.monotonic()
         if not verdict.ok:
             self._note_failure(verdict)
         return verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from metrale_ray.protocol.front.messages import (
     Abort,
+    Ask,
     Beat,
     Bye,
     Dead,
@@ -17,6 +18,7 @@ from metrale_ray.protocol.front.messages import (
     Outputs,
     Read,
     Submit,
+    Told,
 )
 from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.token_params import TokenParams
@@ -55,6 +57,7 @@ FROM_FRONT: tuple[FromFront, ...] = (
     Read(0),
     Beat(),
     Bye(),
+    Ask(2**40),
 )
 FROM_HEAD: tuple[FromHead, ...] = (
     Opened(4096, 128_000, 2**40),
@@ -66,4 +69,5 @@ FROM_HEAD: tuple[FromHead, ...] = (
     Beat(),
     Dead("rank 1 has gone: its connection ended", 1),
     Dead("the engine was stopped"),
+    Told(2**40, '{"phase":"ready","ranks":[{"rank":0}]}'),
 )

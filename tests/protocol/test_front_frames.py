@@ -25,8 +25,10 @@ from metrale_ray.protocol.front.frames import (
     encode,
 )
 from metrale_ray.protocol.front.messages import (
+    MAX_DOCUMENT_CHARS,
     MAX_TIMEOUT_S,
     Abort,
+    Ask,
     Beat,
     Bye,
     Dead,
@@ -39,6 +41,7 @@ from metrale_ray.protocol.front.messages import (
     Outputs,
     Read,
     Submit,
+    Told,
 )
 from metrale_ray.protocol.front.params_map import WAYS
 from metrale_ray.protocol.limits import MAX_ERROR_CHARS
@@ -93,6 +96,7 @@ FROM_FRONT = st.one_of(
     st.builds(Read, U64),
     st.just(Beat()),
     st.just(Bye()),
+    st.builds(Ask, U64),
 )
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 LOGPROB = st.lists(st.tuples(U32, FINITE), max_size=MAX_LOGPROBS).flatmap(
@@ -129,6 +133,7 @@ FROM_HEAD = st.one_of(
     st.builds(Outputs, U64, st.lists(OUTPUT, max_size=10).map(tuple)),
     st.just(Beat()),
     st.builds(Dead, st.text(max_size=99), st.none() | U32),
+    st.builds(Told, U64, st.text(max_size=99)),
 )
 # Every field at a value that is not its default.
 FULL_PARAMS = TokenParams(
@@ -206,6 +211,8 @@ def test_the_longest_legal_messages_fit_into_one_frame() -> None:
     spoken = Output(2**64 - 1, 0, (2**32 - 1,) * MAX_OUTPUT_TOKENS, "stop", 2**32 - 1)
     told = (TokenLogprobs(2**32 - 1, -1.5, 2**32 - 1, (2**32 - 1,) * 20, (-0.5,) * 20),)
     step = Output(2**64 - 1, 0, (7,), "stop", 7, logprobs=told, prompt_logprobs=told)
+    document = Told(2**64 - 1, "😀" * MAX_DOCUMENT_CHARS)
+    assert decode_from_head(encode(document)) == document
     for output in (failed, spoken, step):
         frame = Outputs(2**64 - 1, (output,) * MAX_OUTPUTS)
         assert decode_from_head(encode(frame)) == frame
@@ -258,6 +265,11 @@ def test_a_long_or_broken_error_text_is_cut_and_not_refused() -> None:
         Submit(1, (1,), TokenParams(), 0, "5"),  # type: ignore[arg-type]
         Finish(1, -1),
         Dead("x", -1),
+        Ask(-1),
+        Told(-1, "{}"),
+        Told(1, "x" * (MAX_DOCUMENT_CHARS + 1)),
+        Told(1, "\ud800"),
+        Told(1, {}),  # type: ignore[arg-type]
     ],
     ids=lambda message: repr(message)[:60],
 )
@@ -326,6 +338,8 @@ BAD_FROM_FRONT: dict[str, bytes] = {
     "timeout of zero": wire_of(Submit(1, (5,), FULL_PARAMS), timeout_s=0),
     "timeout infinite": wire_of(Submit(1, (5,), FULL_PARAMS), timeout_s=math.inf),
     "finish without an index": msgpack.packb({"type": 4, "request_id": 1}),
+    "a question without its number": msgpack.packb({"type": 11}),
+    "a question numbered with a float": wire_of(Ask(1), number=1.0),
     "too many stop ids": params_of(stop_token_ids=b"1234" * 129),
 }
 
@@ -378,6 +392,8 @@ BAD_FROM_HEAD: dict[str, bytes] = {
     ),
     "a stop token without a stop": wire_of(Outputs(1, ()), outputs=[{**OUTPUT_WIRE, "stop_token_id": 3}]),
     "a rank that is no number": wire_of(Dead("x"), rank="1"),
+    "figures that are bytes": wire_of(Told(1, "{}"), document=b"{}"),
+    "figures that are too long": wire_of(Told(1, "{}"), document="x" * (MAX_DOCUMENT_CHARS + 1)),
     "opened without its facts": msgpack.packb({"type": 8}),
 }
 

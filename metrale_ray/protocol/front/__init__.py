@@ -7,12 +7,13 @@
     router       their one socket; outbox what one of them has not read yet
     connection   a front's end of the wire: the thread that owns the sockets
     handle       one request as its reader sees it
+    questions    what a front has asked of the engine's figures
     client       a front's session: submits, hands out what comes back, and answers everybody when the engine dies
 
-A session: Open, Opened, then any number of Submit, Abort and Finish one way and Outputs the other. Both sides beat. A
-front says how many Outputs it has taken; what it has no room for waits at the head. One that falls too far behind, is
-silent, or says what the protocol does not allow is dropped, and its requests are aborted. Dead ends a session: no
-answer comes on it any more.
+A session: Open, Opened, then any number of Submit, Abort and Finish one way and Outputs the other. A front may Ask how
+the engine is, and is Told its figures. Both sides beat. A front says how many Outputs it has taken; what it has no room
+for waits at the head. One that falls too far behind, is silent, or says what the protocol does not allow is dropped,
+and its requests are aborted. Dead ends a session: no answer comes on it any more.
 
 Who may connect is decided by keys (`protocol.keys`): the head takes the fronts whose public keys it was told, and no
 others, and a front speaks to the owner of the head's key alone. All of it is encrypted.

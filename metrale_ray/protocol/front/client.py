@@ -8,11 +8,14 @@ session; after its death a new one is made.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from metrale_ray.errors import EngineDead, FrameError, RequestError, SessionError
 from metrale_ray.protocol.front.connection import FrontConnection
@@ -23,6 +26,7 @@ from metrale_ray.protocol.front.messages import (
     MAX_TIMEOUT_S,
     SILENCE_S,
     Abort,
+    Ask,
     Beat,
     Dead,
     Finish,
@@ -30,7 +34,9 @@ from metrale_ray.protocol.front.messages import (
     Opened,
     Outputs,
     Submit,
+    Told,
 )
+from metrale_ray.protocol.front.questions import Answer, Questions, read_document
 from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.protocol.limits import I32_MAX, I32_MIN
 from metrale_ray.sampling import checks
@@ -56,6 +62,7 @@ class FrontClient:
         self._handles: dict[int, RequestHandle] = {}
         self._next_ids = itertools.count(1)
         self._num_frames = 0
+        self._questions = Questions()
         self._opened: Opened | None = None
         self._death: EngineDead | None = None
         self._connection = FrontConnection(
@@ -75,6 +82,11 @@ class FrontClient:
     def death(self) -> EngineDead | None:
         """Why the session has ended, or None while it goes on."""
         return self._death
+
+    @property
+    def heard_age_s(self) -> float:
+        """Seconds since anything was heard of the head, or since this was made. The head beats every BEAT_S."""
+        return max(0.0, time.monotonic() - self._connection.heard_at_s)
 
     def wait_opened(self, timeout_s: float) -> Opened:
         """What the head says of the engine. Raises EngineDead when the session ends first, TimeoutError."""
@@ -118,6 +130,26 @@ class FrontClient:
         self._connection.send(data)
         return handle
 
+    def ask(self, timeout_s: float) -> dict[str, Any]:
+        """The head's figures (see `figures`), as they are when it answers. Raises EngineDead, TimeoutError."""
+        number, answer = self._put_question()
+        try:
+            return read_document(answer.result(timeout_s))
+        except TimeoutError:
+            raise TimeoutError(_no_answer(timeout_s)) from None
+        finally:
+            self._questions.drop(number)
+
+    async def aask(self, timeout_s: float) -> dict[str, Any]:
+        """As `ask`, from an event loop."""
+        number, answer = self._put_question()
+        try:
+            return read_document(await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s))
+        except TimeoutError:
+            raise TimeoutError(_no_answer(timeout_s)) from None
+        finally:
+            self._questions.drop(number)
+
     def die(self, reason: str, rank: int | None = None) -> None:
         """End the session: every waiting and later call raises EngineDead. Only the first reason counts."""
         with self._changed:
@@ -128,12 +160,20 @@ class FrontClient:
             self._changed.notify_all()
         for handle in handles:
             handle.die(self._death)
+        self._questions.die(self._death)
         self._connection.stop()
 
     def close(self) -> None:
         """Leave: the head aborts what is still running. Calling it twice is allowed."""
         self.die("this front was closed")
         self._connection.join()
+
+    def _put_question(self) -> tuple[int, Answer]:
+        with self._changed:
+            self._check_alive()
+            number, answer = self._questions.add()
+        self._connection.send(encode(Ask(number)))
+        return number, answer
 
     def _lose_head(self, reason: str) -> None:
         self.die(reason, 0)  # the head is rank 0
@@ -155,6 +195,8 @@ class FrontClient:
                     self._changed.notify_all()
             case Dead(reason, rank):
                 self.die(reason, rank)
+            case Told(number, document):
+                self._questions.told(number, document)
             case Beat():
                 pass
 
@@ -172,6 +214,10 @@ class FrontClient:
             else:
                 handle.put(output)
         self._connection.note_read(frame.number)
+
+
+def _no_answer(timeout_s: float) -> str:
+    return f"the head did not tell its figures within {timeout_s:g} s"
 
 
 def _encode_submit(submit: Submit) -> bytes:

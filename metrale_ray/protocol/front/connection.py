@@ -77,6 +77,7 @@ class FrontConnection:
         self._read: bytes | None = None  # what was read last, if the head has not been told yet
         self._lock = threading.Lock()  # guards the wake socket's life
         self._is_stopping = False
+        self._heard_at_s = time.monotonic()
         self._context = zmq.Context()
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
@@ -96,6 +97,11 @@ class FrontConnection:
     def note_read(self, num_frames: int) -> None:
         """Tell the head how many frames were read, before all that is queued. From within `on_message` only."""
         self._read = encode(Read(num_frames))
+
+    @property
+    def heard_at_s(self) -> float:
+        """When something of the head was last read (monotonic clock); until then, when this was made."""
+        return self._heard_at_s
 
     def stop(self) -> None:
         """Say Bye and end, soon. From any thread; calling it twice is allowed."""
@@ -143,21 +149,20 @@ class FrontConnection:
         poller = zmq.Poller()
         poller.register(monitor, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
-        beat_at = heard_at = time.monotonic()
+        beat_at = self._heard_at_s = time.monotonic()
         while not self._is_stopping:
             if time.monotonic() >= beat_at:
                 self._pending.append(encode(Beat()))
                 beat_at = time.monotonic() + self._beat_s
             poller.register(socket, zmq.POLLIN if self._flush(socket) else zmq.POLLIN | zmq.POLLOUT)
-            deadline = min(beat_at, heard_at + self._silence_s)
+            deadline = min(beat_at, self._heard_at_s + self._silence_s)
             events = dict(poller.poll(max(0, round((deadline - time.monotonic()) * 1000) + 1)))
             if self._wake_in.fileno() in events:
                 self._wake_in.recv(4096)
-            if self._receive(socket):
-                heard_at = time.monotonic()
+            self._receive(socket)
             if monitor in events:
                 return f"the connection to the head at {self._address} was lost ({_event_name(monitor)})"
-            if time.monotonic() >= heard_at + self._silence_s:
+            if time.monotonic() >= self._heard_at_s + self._silence_s:
                 return f"nothing was heard of the head at {self._address} for {self._silence_s:g} s"
         self._pending.append(encode(Bye()))
         self._flush(socket)
@@ -178,19 +183,17 @@ class FrontConnection:
             return False
         return not self._pending
 
-    def _receive(self, socket: Any) -> bool:
-        """Hand over everything that has arrived; whether there was anything."""
-        has_heard = False
+    def _receive(self, socket: Any) -> None:
+        """Hand over everything that has arrived."""
         while not self._is_stopping:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return
             if len(frames) != 1:
                 raise FrameError(f"a message is one frame, not {len(frames)}", num_bytes=sum(map(len, frames)))
-            has_heard = True
+            self._heard_at_s = time.monotonic()
             self._on_message(decode_from_head(frames[0]))
-        return has_heard
 
 
 def _make_socket(context: Any, beat_s: float, silence_s: float) -> Any:

@@ -27,8 +27,10 @@ from metrale_ray.protocol.fields import (
 )
 from metrale_ray.protocol.front.logprobs_map import logprobs_to_map, read_logprobs
 from metrale_ray.protocol.front.messages import (
+    MAX_DOCUMENT_CHARS,
     MAX_TIMEOUT_S,
     Abort,
+    Ask,
     Beat,
     Bye,
     Dead,
@@ -41,6 +43,7 @@ from metrale_ray.protocol.front.messages import (
     Outputs,
     Read,
     Submit,
+    Told,
 )
 from metrale_ray.protocol.front.params_map import params_to_map, read_params
 from metrale_ray.protocol.limits import MAX_CODE_CHARS, MAX_ERROR_CHARS, MAX_TOKENS
@@ -78,6 +81,8 @@ class FrontCode(IntEnum):
     OPENED = 8
     OUTPUTS = 9
     DEAD = 10
+    ASK = 11
+    TOLD = 12
 
 
 def encode(message: FromFront | FromHead) -> bytes:
@@ -119,6 +124,11 @@ def _to_wire(message: FromFront | FromHead) -> tuple[FrontCode, dict[str, Any]]:
             return FrontCode.OUTPUTS, {"number": check_u64("number", number), "outputs": _outputs_to_wire(outputs)}
         case Dead(reason, rank):
             return FrontCode.DEAD, {"reason": cut_text(reason, MAX_ERROR_CHARS), "rank": _or_none("rank", rank)}
+        case Ask(number):
+            return FrontCode.ASK, {"number": check_u64("number", number)}
+        case Told(number, document):
+            text = check_text("document", document, MAX_DOCUMENT_CHARS)
+            return FrontCode.TOLD, {"number": check_u64("number", number), "document": text}
 
 
 def _submit_to_wire(submit: Submit) -> dict[str, Any]:
@@ -275,10 +285,12 @@ _FROM_FRONT: dict[int, Callable[[Fields], FromFront]] = {
     FrontCode.READ: lambda fields: Read(fields.u64("num_frames")),
     FrontCode.BEAT: _read_beat,
     FrontCode.BYE: lambda fields: Bye(),
+    FrontCode.ASK: lambda fields: Ask(fields.u64("number")),
 }
 _FROM_HEAD: dict[int, Callable[[Fields], FromHead]] = {
     FrontCode.OPENED: _read_opened,
     FrontCode.OUTPUTS: _read_outputs,
     FrontCode.BEAT: _read_beat,
     FrontCode.DEAD: _read_dead,
+    FrontCode.TOLD: lambda fields: Told(fields.u64("number"), fields.text("document", MAX_DOCUMENT_CHARS)),
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What a front and the head say to each other, as plain frozen values, and the numbers that both sides keep to.
 
-Only tokens and numbers are said, no text but the reasons of errors. A request may have n sequences, which are numbered
-from 0 and each end by themselves.
+Only tokens and numbers are said, no text but the reasons of errors and the head's figures. A request may have n
+sequences, which are numbered from 0 and each end by themselves.
 
 What it leaves out: their bytes (`frames`), and which of them are legal when (`server`, `client`).
 """
@@ -15,7 +15,7 @@ from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.request import FinishReason
 
-FRONT_VERSION = 2
+FRONT_VERSION = 3
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
@@ -23,6 +23,9 @@ SILENCE_S = 10.0
 
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 """A month. Whoever means for ever gives no timeout."""
+
+MAX_DOCUMENT_CHARS = 2**18
+"""The head's figures as text: thousands of experts and ranks fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,13 @@ class Bye:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """How is the engine? `number` (u64) grows with each question of a session."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """What a front needs to know of the engine. `engine_epoch` is the group's life at the moment of the answer."""
 
@@ -125,6 +135,17 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """The answer to question `number` and to all before it: the head's figures, as the text of one JSON object.
+
+    `document` has at most MAX_DOCUMENT_CHARS characters. It waits for no outputs and takes none of their room.
+    """
+
+    number: int
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dead:
     """No answer comes on this session any more. `rank` is the one at fault, where one is."""
 
@@ -132,5 +153,5 @@ class Dead:
     rank: int | None = None
 
 
-FromFront = Open | Submit | Abort | Finish | Read | Beat | Bye
-FromHead = Opened | Outputs | Beat | Dead
+FromFront = Open | Submit | Abort | Finish | Read | Beat | Bye | Ask
+FromHead = Opened | Outputs | Beat | Dead | Told

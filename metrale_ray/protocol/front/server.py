@@ -32,6 +32,7 @@ from metrale_ray.protocol.front.messages import (
     FRONT_VERSION,
     SILENCE_S,
     Abort,
+    Ask,
     Beat,
     Bye,
     Dead,
@@ -43,6 +44,7 @@ from metrale_ray.protocol.front.messages import (
     Outputs,
     Read,
     Submit,
+    Told,
 )
 from metrale_ray.protocol.front.outbox import CREDIT_FRAMES, MAX_HELD_BYTES, Outbox
 from metrale_ray.protocol.front.router import FrontRouter
@@ -56,9 +58,16 @@ FrontId = NewType("FrontId", int)
 MAX_FRONTS = 256
 """Sessions at one time: a front is a process, not a user."""
 
+TELL_INTERVAL_S = 0.2
+"""How often one front is told the figures: what it asks meanwhile is answered together."""
+
 _RECEIVES_PER_TURN = 64  # then the loop's other tasks get a turn, however much one front sends
-_ROOM_FOR_WORDS = 64  # frames that the socket takes above a front's credit: beats and the last word
+_ROOM_FOR_WORDS = 64  # frames that the socket takes above a front's credit: beats, figures and the last word
 _UNREACHABLE = "it cannot be reached any more"
+
+
+def _no_figures() -> str:
+    return "{}"
 
 
 @dataclass(slots=True)
@@ -68,6 +77,8 @@ class _Session:
     key: bytes  # the front's own, 32 bytes
     outbox: Outbox
     num_missed_beats: int = 0
+    asked: int | None = None  # its last question, while it waits for the answer
+    tell_at_s: float = 0.0  # the loop's time from which it may be told the figures again
 
 
 class FrontServer:
@@ -81,18 +92,22 @@ class FrontServer:
         opened: Callable[[], Opened],
         keys: KeyPair,
         *,
+        figures: Callable[[], str] = _no_figures,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
         credit: int = CREDIT_FRAMES,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        """`host` is the numeric address of one interface, `keys` are the head's. Raises ConfigError for a host that
-        means all interfaces."""
+        """`host` is the numeric address of one interface, `keys` are the head's. `figures` gives the text of `Told`.
+
+        Raises ConfigError for a host that means all interfaces.
+        """
         self._allowed: set[bytes] = set()
         self._router = FrontRouter(host, keys, self._allowed.__contains__)
         self._on_message = on_message
         self._on_gone = on_gone
         self._opened = opened
+        self._figures = figures
         self._beat_s = beat_s
         self._max_missed_beats = max(1, math.ceil(silence_s / beat_s))
         self._credit = credit
@@ -263,6 +278,8 @@ class FrontServer:
             case Read(num_frames):
                 session.outbox.read(num_frames)
                 self._flush(session)
+            case Ask(number):
+                self._hear_question(session, number)
             case Bye():
                 self._drop(session, None)
             case Beat():
@@ -286,6 +303,21 @@ class FrontServer:
         log.info("front %d opened a session", session.front_id)
         if not self._router.send(identity, encode(self._opened())):
             self._drop(session, _UNREACHABLE)
+
+    def _hear_question(self, session: _Session, number: int) -> None:
+        """Answer it soon, together with what this front asks until then."""
+        if session.asked is None:
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), session.tell_at_s), self._tell, session)
+        session.asked = number
+
+    def _tell(self, session: _Session) -> None:
+        number, session.asked = session.asked, None
+        if number is None or session.front_id not in self._front_ids:
+            return
+        session.tell_at_s = asyncio.get_running_loop().time() + TELL_INTERVAL_S
+        # Whether it takes the answer does not matter: one that takes nothing for long is dropped at a beat.
+        self._router.send(session.identity, encode(Told(number, self._figures())))
 
     def _refuse(self, identity: bytes, error: ProtocolError) -> None:
         self._num_refused += 1
