@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`read_object`: a request's body as one JSON object, within limits of size, time and form.
+
+Rules: what the headers say is judged before a byte is read; a body without a length is counted as it comes. Plain
+UTF-8 JSON only: no other type, so that no web page can send one unasked; no compression, so that what is counted is
+what is held. A body that is refused is not read to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from email.message import Message
+from typing import Any
+
+from starlette.requests import Request
+
+from metrale_ray.serve.failures import ApiError, bad_request
+from metrale_ray.serve.http.json_text import parse_object
+from metrale_ray.serve.limits import ServeLimits
+
+PARSED_APART_BYTES = 256 * 1024
+"""A larger body is parsed in a thread: its checks take a while."""
+
+
+async def read_object(request: Request, limits: ServeLimits) -> dict[str, Any]:
+    """The body. Raises ApiError 400, 408, 413 or 415, and ClientDisconnect."""
+    _check_form(request)
+    _check_length(request, limits.max_body_bytes)
+    data = await _read_in_time(request, limits)
+    if len(data) > PARSED_APART_BYTES:
+        return await asyncio.to_thread(parse_object, data, limits.max_body_depth)
+    return parse_object(data, limits.max_body_depth)
+
+
+def _check_form(request: Request) -> None:
+    kinds = request.headers.getlist("content-type")
+    if len(kinds) != 1:
+        given = "no Content-Type" if not kinds else "several Content-Types"
+        raise _unsupported(f"{given} was given; send Content-Type: application/json")
+    header = Message()
+    header["Content-Type"] = kinds[0]
+    if header.get_content_type() != "application/json" or not kinds[0].strip().lower().startswith("application/json"):
+        raise _unsupported(f"the Content-Type is {kinds[0][:100]!r}; send application/json")
+    charset = header.get_param("charset", "utf-8")
+    if not isinstance(charset, str) or charset.lower() not in ("utf-8", "utf8"):
+        raise _unsupported(f"the charset is {charset!r}; JSON is sent as utf-8")
+    coding = ", ".join(request.headers.getlist("content-encoding"))
+    if coding.strip().lower() not in ("", "identity"):
+        raise _unsupported(f"the Content-Encoding is {coding[:100]!r}; send the body as it is")
+
+
+def _check_length(request: Request, max_bytes: int) -> None:
+    given = request.headers.get("content-length")
+    if given is None:
+        return
+    if not (given.isascii() and given.isdigit()):
+        raise bad_request(f"the Content-Length is {given[:100]!r}, which is no number", code="invalid_header")
+    if len(given) > 20 or int(given) > max_bytes:
+        raise _too_large(f"{given[:24]} bytes", max_bytes)
+
+
+async def _read_in_time(request: Request, limits: ServeLimits) -> bytes:
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _read(request, limits.max_body_bytes)
+    except TimeoutError:
+        message = f"the body did not arrive within {limits.body_timeout_s:g} s (body_timeout_s)"
+        # The rest would be taken for another request.
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > max_bytes:
+            raise _too_large("more", max_bytes)
+    return bytes(data)
+
+
+def _too_large(given: str, max_bytes: int) -> ApiError:
+    message = f"the body is too large: {given}; at most {max_bytes} bytes are allowed (max_body_bytes)"
+    return ApiError(413, message, code="body_too_large")
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(415, message, code="unsupported_media_type")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""GET /health/live, /health/ready, /health/progress and /health.
+
+live      this process answers; nothing else. Whoever restarts processes asks this.
+ready     every model has produced a token, is heard of and moves, and the service does not end. /health is the same.
+progress  no work waits anywhere without a command completing. It also holds while an engine starts.
+Rules: what each model says was noted before; no route here waits for anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from metrale_ray.serve.failures import ApiError
+from metrale_ray.serve.http.drain import draining
+from metrale_ray.serve.http.service import Service
+from metrale_ray.serve.http.settings import LIVE_PATH
+
+OK: dict[str, Any] = {"status": "ok"}
+
+
+def add_health_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes of health."""
+
+    @app.get(LIVE_PATH, summary="Whether this process answers")
+    async def live() -> dict[str, Any]:
+        return OK
+
+    @app.get("/health", summary="The same as /health/ready")
+    @app.get("/health/ready", summary="Whether requests are answered now")
+    async def ready() -> dict[str, Any]:
+        if service.drain.is_draining:
+            raise draining()
+        _check(not_ready_reasons(service), "not_ready")
+        return OK
+
+    @app.get("/health/progress", summary="Whether work that waits is done")
+    async def progress() -> dict[str, Any]:
+        reasons = [
+            f"{model.names[0]}: {health.moving_reason}"
+            for model in service.models
+            if not (health := model.backend.health()).is_moving
+        ]
+        _check(reasons, "no_progress")
+        return OK
+
+
+def not_ready_reasons(service: Service) -> list[str]:
+    """Why each model that is not ready is not."""
+    return [
+        f"{model.names[0]}: {health.ready_reason}"
+        for model in service.models
+        if not (health := model.backend.health()).is_ready
+    ]
+
+
+def _check(reasons: list[str], code: str) -> None:
+    if reasons:
+        raise ApiError(503, "; ".join(reasons), code=code)
