@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Lead`: the prompt as its completions show it: its tokens, and with `echo` its text in front of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metrale_ray.serve.openai.logprobs import Entry, text_offsets
+from metrale_ray.serve.prompts import PromptRequest
+from metrale_ray.serve.text import Tokenizer
+
+
+@dataclass(slots=True)
+class Lead:
+    """One prompt. `text` and `offsets` are empty without echo, the latter without log probabilities too.
+
+    `entries`: what the engine told of the prompt's tokens, once it did.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    offsets: Sequence[int] = ()
+    entries: Sequence[Entry | None] = ()
+
+
+async def echoing(request: PromptRequest, tokenizer: Tokenizer | None, *, is_scored: bool) -> Lead:
+    """A prompt that is shown: the text that was given, or that of its token ids."""
+    skips = request.params.skip_special_tokens
+    text = request.text
+    if text is None:
+        text = "" if tokenizer is None else await asyncio.to_thread(tokenizer.decode, request.token_ids, skips)
+    offsets = await asyncio.to_thread(text_offsets, request.token_ids, skips, tokenizer) if is_scored else ()
+    return Lead(request.token_ids, text, offsets)
