@@ -29,6 +29,7 @@ from metrale_ray.serve.http.drain import Drain
 from metrale_ray.serve.http.metering import HttpMetrics, NoMetrics
 from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.templates.load import load_template
+from metrale_ray.serve.templates.renderer import Renderer
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
 from tests.fixtures.succ import write_succ
 from tests.fixtures.tiny import VOCAB_SIZE
@@ -114,9 +115,12 @@ class _Server(uvicorn.Server):
 class ServiceRig:
     """A service that runs. `client` talks to it with its first API key, if it has one."""
 
-    def __init__(self, process: Process, backend: RigBackend, app: FastAPI, api_key: str | None) -> None:
+    def __init__(
+        self, process: Process, backend: RigBackend, template: Renderer, app: FastAPI, api_key: str | None
+    ) -> None:
         self.process = process
         self.backend = backend
+        self._template = template
         self.app = app
         self.server = HttpThread(app)
         self.url = self.server.url
@@ -159,7 +163,11 @@ class ServiceRig:
         assert choice["token_ids"] == list(range(first + 1, first + 1 + PROBE_LEN))
 
     def close(self) -> None:
+        async def close_template() -> None:
+            self._template.close()
+
         self.client.close()
+        self.server.call(close_template())
         self.server.close()
 
 
@@ -186,11 +194,12 @@ def serving(
     tokenizer = load_tokenizer(model)
     with running(model, ep_size, **{"max_model_len": MAX_MODEL_LEN, **engine}) as (process, client):
         backend = RigBackend(client, tokenizer)
+        template = load_template(tokenizer, chat_template, settings.api.limits)
         served = ServedModel(
             names=(MODEL_NAME,),
             backend=backend,
             tokenizer=tokenizer,
-            template=load_template(tokenizer, chat_template, settings.api.limits),
+            template=template,
             defaults=GenerationDefaults(),
             max_model_len=process.config.max_model_len or MAX_MODEL_LEN,
             created=0,
@@ -198,7 +207,7 @@ def serving(
             reasoning_parser=reasoning_parser,
         )
         app = create_app([served], settings, metrics or NoMetrics())
-        rig = ServiceRig(process, backend, app, settings.api_keys[0] if settings.api_keys else None)
+        rig = ServiceRig(process, backend, template, app, next(iter(settings.api_keys), None))
         try:
             yield rig
         finally:

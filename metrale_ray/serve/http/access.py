@@ -2,8 +2,8 @@
 """`Access`: the outermost middleware: a request's id, its line in the log, its figures, and the last catch.
 
 Rules: one line for each request, with its id, what was asked, what came of it and how much; never a body, a query, a
-header or a key. Probes that went well are for debugging only. The id goes back with every answer. What breaks below is a 500 in OpenAI's shape. Anything but HTTP is
-turned away.
+header or a key. Probes that went well are for debugging only. The id goes back with every answer. What breaks below is
+a 500 in OpenAI's shape. Anything but HTTP is turned away.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.http.drain import LAST_WORDS_S, Drain
 from metrale_ray.serve.http.errors import CLIENT_GONE_STATUS, api_error
 from metrale_ray.serve.http.span import Span
 from metrale_ray.serve.http.visit import visit_of
+from metrale_ray.serve.openai.events import error_event
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """A proxy that keeps events back until there are many makes a stream worthless."""
@@ -112,8 +112,3 @@ class Answer(Response):
                 await self._send_last(error_event(failure), send)
         except TimeoutError:
             visit.status = CLIENT_GONE_STATUS
-
-
-def error_event(error: ApiError) -> bytes:
-    """A failure as an event of a stream."""
-    return b"data: " + to_json(error.body()) + b"\n\n"

@@ -20,16 +20,21 @@ from metrale_ray.serve.http.access import ID_HEADER, Access
 from metrale_ray.serve.http.auth import KeyCheck
 from metrale_ray.serve.http.drain import Drain
 from metrale_ray.serve.http.errors import add_handlers
+from metrale_ray.serve.http.headers import IGNORED_HEADER
 from metrale_ray.serve.http.metering import HttpMetrics
+from metrale_ray.serve.http.routes_generation import GENERATION_BODIES, add_generation_routes
 from metrale_ray.serve.http.routes_health import add_health_routes
 from metrale_ray.serve.http.routes_models import add_models_routes
 from metrale_ray.serve.http.routes_state import add_state_routes
+from metrale_ray.serve.http.routes_tokens import TOKEN_BODIES, add_tokens_routes
 from metrale_ray.serve.http.service import Service
 from metrale_ray.serve.http.settings import HttpSettings
 
 TITLE = "metrale_ray"
 SUMMARY = "OpenAI-compatible serving of mixture-of-experts models"
-SHOWN_TO_PAGES = (ID_HEADER, "retry-after")
+SHOWN_TO_PAGES = (ID_HEADER, IGNORED_HEADER, "Retry-After")
+BODIES = (*GENERATION_BODIES, *TOKEN_BODIES)
+"""The request models that the OpenAPI document describes."""
 
 
 def create_app(models: Sequence[ServedModel], settings: HttpSettings, metrics: HttpMetrics) -> FastAPI:
@@ -45,6 +50,8 @@ def create_app(models: Sequence[ServedModel], settings: HttpSettings, metrics: H
         redirect_slashes=False,
     )
     app.state.drain = service.drain
+    for model in service.models:
+        metrics.add_engine(model.names[0], model.backend.figures)
     add_handlers(app)
     _add_routes(app, service)
     _add_middlewares(app, service)
@@ -52,14 +59,16 @@ def create_app(models: Sequence[ServedModel], settings: HttpSettings, metrics: H
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
+    add_generation_routes(app, service)
     add_health_routes(app, service)
     add_models_routes(app, service)
     add_state_routes(app, service)
+    add_tokens_routes(app, service)
     document: dict[str, Any] = {}
 
     def described() -> dict[str, Any]:
         if not document:
-            document.update(openapi.describe(app, service.settings, ()))
+            document.update(openapi.describe(app, service.settings, BODIES))
         return document
 
     app.openapi = described  # type: ignore[method-assign]  # as FastAPI has it

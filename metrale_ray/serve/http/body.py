@@ -74,7 +74,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     async for part in request.stream():
         data += part
         if len(data) > max_bytes:
-            raise _too_large("more", max_bytes)
+            raise _too_large("it has not ended yet", max_bytes)
     return bytes(data)
 
 

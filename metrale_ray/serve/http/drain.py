@@ -39,11 +39,15 @@ class Drain:
         """The requests that have not had their whole answer."""
         return len(self._spans)
 
+    def check(self) -> None:
+        """Raise ApiError 503 when nobody is admitted any more."""
+        if self._is_draining:
+            raise draining()
+
     @contextmanager
     def admitted(self, span: Span) -> Iterator[None]:
         """Around all of a request's work and answer. Raises ApiError 503 when nobody is admitted any more."""
-        if self._is_draining:
-            raise draining()
+        self.check()
         self._spans.add(span)
         self._is_empty.clear()
         try:

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from metrale_ray.serve.openai.call import Meter, NoMeter
 
 
 class HttpMetrics(Protocol):
     """Every method is called on the loop, and is quick."""
+
+    def add_engine(self, model_name: str, figures: Callable[[], Mapping[str, Any]]) -> None:
+        """Show the figures of a model's engine too."""
+        ...
 
     def meter(self, model_name: str, kind: str) -> Meter:
         """For one request to a model; `kind` is "chat" or "completion"."""
@@ -34,6 +39,9 @@ class HttpMetrics(Protocol):
 
 class NoMetrics:
     """Nobody counts."""
+
+    def add_engine(self, model_name: str, figures: Callable[[], Mapping[str, Any]]) -> None:
+        """Not shown."""
 
     def meter(self, model_name: str, kind: str) -> Meter:
         """One that counts nothing."""

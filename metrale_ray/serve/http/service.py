@@ -44,7 +44,7 @@ class Service:
         message = f"there is no model {name[:200]!r} here; there are {self._names()}"
         raise ApiError(404, message, code="model_not_found", param="model")
 
-    def call(self, request: Request, model_name: str | None, kind: str | None) -> Call:
+    def call(self, request: Request, model_name: str | None, kind: str | None = None) -> Call:
         """A call for this model; `kind` is how its tokens are counted, None for not at all. Raises ApiError."""
         model = self.model(model_name)
         visit = visit_of(request.scope)

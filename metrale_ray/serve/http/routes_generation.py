@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""POST /v1/chat/completions and /v1/completions: what an engine makes tokens for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from metrale_ray.serve.http.answer import Answer, Started
+from metrale_ray.serve.http.body import read_object
+from metrale_ray.serve.http.headers import ignored_fields
+from metrale_ray.serve.http.openapi import answer, json_body, work_failures
+from metrale_ray.serve.http.service import Service
+from metrale_ray.serve.openai.completion_request import CompletionRequest, parse_completion
+from metrale_ray.serve.openai.completions import start_completion
+
+GENERATION_BODIES = (CompletionRequest,)
+
+
+def add_generation_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes of chats and completions."""
+    settings = service.settings.api
+
+    def answering(asked: CompletionRequest, start: Callable[[], Awaitable[Started]]) -> Answer:
+        return Answer(
+            start,
+            service.drain,
+            streams=bool(asked.stream),
+            max_request_s=service.limits.max_request_s,
+            headers=ignored_fields(asked),
+        )
+
+    @app.post(
+        "/v1/completions",
+        tags=["generation"],
+        summary="Go on with a text",
+        responses={**answer("The answer, or a stream of its parts", streams=True), **work_failures()},
+        openapi_extra=json_body(CompletionRequest),
+    )
+    async def completion(request: Request) -> Answer:
+        service.drain.check()
+        asked = parse_completion(await read_object(request, service.limits), settings)
+        call = service.call(request, asked.model, "completion")
+        return answering(asked, lambda: start_completion(call, asked))
