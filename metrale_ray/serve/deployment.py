@@ -34,9 +34,10 @@ from metrale_ray.errors import ConfigError, EngineDead, MetraleError, StartError
 from metrale_ray.head import HeadState
 from metrale_ray.model_files import open_model
 from metrale_ray.protocol.keys import new_keys
+from metrale_ray.serve.backend import ServedModel
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
-from metrale_ray.serve.loading import http_settings, served_model
+from metrale_ray.serve.loading import hold_template, http_settings, served_model, template_of
 from metrale_ray.serve.metrics.front_metrics import FrontMetrics
 from metrale_ray.serve.options import ModelOptions, model_options, service_options, split_options
 from metrale_ray.serve.watch import Watch
@@ -213,21 +214,24 @@ class Front:
         self, models: Sequence[Mapping[str, Any]], service: Mapping[str, Any], engines: Sequence[Any]
     ) -> None:
         options = service_options({**service}, os.environ)
-        served, self._links = [], []
+        served: list[ServedModel] = []
+        self._tasks: list[asyncio.Future[None]] = []
         for values, engine in zip(models, engines, strict=True):
             model = model_options(values)
             _log_to_stderr(model)
             files = await asyncio.to_thread(open_model, model.config.resolved())
             link = EngineLink(_finder(engine), files.tokenizer, progress_timeout_s=options.progress_timeout_s)
-            served.append(served_model(files.path, model, files.tokenizer, link, files.max_model_len, options.limits))
-            self._links.append(asyncio.ensure_future(link.run()))
+            template = template_of(model, files.tokenizer, options.limits)
+            served.append(served_model(files.path, model, files.tokenizer, template, link, files.max_model_len))
+            self._tasks += [asyncio.ensure_future(link.run()), asyncio.ensure_future(hold_template(template))]
         self.http_app = create_app(served, http_settings(options), FrontMetrics())
 
     async def __del__(self) -> None:
         """Leave the engines, which end what still runs for this front."""
-        for link in getattr(self, "_links", ()):
-            link.cancel()
-        await asyncio.gather(*getattr(self, "_links", ()), return_exceptions=True)
+        tasks = getattr(self, "_tasks", [])  # none where the constructor failed
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _finder(engine: Any) -> Any:

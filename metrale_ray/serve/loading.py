@@ -6,6 +6,7 @@ What it leaves out: the engine, and whether the checkpoint can be served at all 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -17,27 +18,42 @@ from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.options import ModelOptions, ServiceOptions
-from metrale_ray.serve.templates.renderer import load_template
+from metrale_ray.serve.templates.load import load_template
+from metrale_ray.serve.templates.renderer import Renderer
 from metrale_ray.serve.text import Tokenizer
 
 GENERATION_CONFIG = "generation_config.json"
+
+
+def template_of(options: ModelOptions, tokenizer: Tokenizer | None, limits: ServeLimits) -> Renderer:
+    """Lays out the model's conversations. Raises CheckpointError and ConfigError for a template that cannot be used."""
+    return load_template(tokenizer, None if options.chat_template is None else Path(options.chat_template), limits)
+
+
+async def hold_template(template: Renderer) -> None:
+    """Keep its processes until cancelled."""
+    try:
+        if template.has_template:
+            await template.start()
+        await asyncio.Event().wait()
+    finally:
+        template.close()
 
 
 def served_model(
     path: Path,
     options: ModelOptions,
     tokenizer: Tokenizer | None,
+    template: Renderer,
     backend: Backend,
     max_model_len: int,
-    limits: ServeLimits | None = None,
 ) -> ServedModel:
-    """One model as the HTTP side knows it. Raises CheckpointError and ConfigError for files that cannot be used."""
-    file = None if options.chat_template is None else Path(options.chat_template)
+    """One model as the HTTP side knows it. Raises CheckpointError for a generation_config.json that cannot be used."""
     return ServedModel(
         names=options.served_names,
         backend=backend,
         tokenizer=tokenizer,
-        template=load_template(path, tokenizer, file, limits or ServeLimits()),
+        template=template,
         defaults=read_defaults(path),
         max_model_len=max_model_len,
         created=int(time.time()),

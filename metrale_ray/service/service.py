@@ -22,7 +22,7 @@ from metrale_ray.model_files import open_model
 from metrale_ray.progress import LoadProgress
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
-from metrale_ray.serve.loading import http_settings, served_model
+from metrale_ray.serve.loading import hold_template, http_settings, served_model, template_of
 from metrale_ray.serve.metrics.front_metrics import FrontMetrics
 from metrale_ray.serve.options import ModelOptions, ServiceOptions
 from metrale_ray.serve.watch import Watch
@@ -65,9 +65,10 @@ class Service:
                 progress_timeout_s=self._options.progress_timeout_s,
                 explain=watch.explain,
             )
-            served = served_model(files.path, self._model, files.tokenizer, link, files.max_model_len)
+            template = template_of(self._model, files.tokenizer, self._options.limits)
+            served = served_model(files.path, self._model, files.tokenizer, template, link, files.max_model_len)
             app = create_app([served], http_settings(self._options), FrontMetrics())
-            server = HttpServer(app, listener, [link.run])
+            server = HttpServer(app, listener, [link.run, lambda: hold_template(template)])
             steps.callback(server.close)
             server.start()
             with LoadProgress(config.ep_size) as progress:
