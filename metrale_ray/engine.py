@@ -18,7 +18,8 @@ from typing import Any
 
 from metrale_ray.counters import Counters
 from metrale_ray.errors import StartError
-from metrale_ray.live import LiveRequest
+from metrale_ray.grammar.constraint import Constraint
+from metrale_ray.live import LiveRequest, check_constraint
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
 from metrale_ray.orders import OnProgress, Orders
@@ -111,17 +112,20 @@ class Engine:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         """Take a client's request, one id for each of its `params.n` sequences; ids are never used again.
 
-        `deadline_s` is a time of the clock that `expire` is told. Raises RequestError at once, and takes none of the
-        sequences, when they can never be served, or not now.
+        `deadline_s` is a time of the clock that `expire` is told. `constraint` is what `params.grammar` was compiled
+        to; each sequence gets a copy. Raises RequestError at once, and takes none of the sequences, when they can
+        never be served, or not now.
         """
         vocab_size = self._vocab_size
         check_vocabulary(prompt_token_ids, params, vocab_size)
         eos = within(self._eos_token_ids.union(params.end_token_ids), vocab_size)
         stops = frozenset(params.stop_token_ids)
-        ends = stops if params.ignore_eos else stops | eos
+        ends = stops if params.ignore_eos and constraint is None else stops | eos
+        check_constraint(params, constraint, eos)
         wants_prompt = params.prompt_logprobs is not None and len(prompt_token_ids) > 1
         self.scheduler.add(
             *(
@@ -132,7 +136,8 @@ class Engine:
         seed = params.seed if params.seed is not None else _derived_seed(self._seed, request_ids[0])
         distinct = DistinctTokens(prompt_token_ids)
         for index, request_id in enumerate(request_ids):
-            self._live[request_id] = LiveRequest(prompt_token_ids, params, seed, index, stops | eos, distinct)
+            own = None if constraint is None else constraint.copy(eos, goes_on=params.ignore_eos)
+            self._live[request_id] = LiveRequest(prompt_token_ids, params, seed, index, stops | eos, distinct, own)
             if deadline_s is not None:
                 self._deadlines.add(request_id, deadline_s)
 
@@ -249,8 +254,9 @@ class Engine:
     def _delivery(self, emission: Emission, readout: Readout) -> Delivery:
         """One token, with what the step read of its request, which is taken out."""
         request_id, token_id, finish_reason, stop_token_id = emission
-        self._live[request_id].note(token_id)
-        if finish_reason is not None:
+        if finish_reason is None:
+            self._live[request_id].note(token_id)
+        else:
             self._forget(request_id)
             self.counters.finished_requests += 1
         logprobs = readout.sampled[request_id].logprobs

@@ -3,7 +3,7 @@
 
 Rules: pure but for the sampler's use of the requests' histories. Each row's last logits give its token, where it
 samples one. The logits of prompt positions are reduced here to a few numbers each, at once; no logits are kept. An
-error of one row costs that request alone.
+error of one row, or of its grammar, costs that request alone.
 
 Shapes: R rows of logits, V the vocabulary.
 """
@@ -14,6 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from metrale_ray.grammar.constraint import masks
 from metrale_ray.live import LiveRequest
 from metrale_ray.protocol.commands import Logits
 from metrale_ray.sampling.logprobs import TokenLogprobs
@@ -75,13 +79,30 @@ def _sample(
     live: Mapping[RequestId, LiveRequest],
     readout: Readout,
 ) -> None:
+    masks_V = _masks(picked, live, readout)
+    picked = [(index, row) for index, row in picked if row.request_id not in readout.errors]
     if not picked:
         return
     if len(picked) < len(logits_RV):  # else they are all the rows, in order
         logits_RV = logits_RV[[index for index, _ in picked]]
-    results = sample(logits_RV, [live[row.request_id].sample_row(row.span.end) for _, row in picked])
+    rows = [live[row.request_id].sample_row(row.span.end, masks_V.get(row.request_id)) for _, row in picked]
+    results = sample(logits_RV, rows)
     for (_, row), result in zip(picked, results, strict=True):
         if isinstance(result, SampleError):
             readout.errors[row.request_id] = result
         else:
             readout.sampled[row.request_id] = result
+
+
+def _masks(
+    picked: Sequence[tuple[int, PlanRow]], live: Mapping[RequestId, LiveRequest], readout: Readout
+) -> dict[RequestId, NDArray[np.bool_]]:
+    """What the grammars of these rows allow, all asked for at once. A grammar that fails is its row's error."""
+    asked = {row.request_id: constraint for _, row in picked if (constraint := live[row.request_id].constraint)}
+    found: dict[RequestId, NDArray[np.bool_]] = {}
+    for request_id, mask in zip(asked, masks(list(asked.values())), strict=True):
+        if isinstance(mask, str):
+            readout.errors[request_id] = SampleError("grammar_failed", f"the grammar cannot go on here: {mask}")
+        else:
+            found[request_id] = mask
+    return found

@@ -16,6 +16,7 @@ from metrale_ray.baton import Baton
 from metrale_ray.config import EngineConfig
 from metrale_ray.engine import Delivery, Engine
 from metrale_ray.errors import MetraleError
+from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.model.collectives import Collectives, InProcess, InProcessGroup, OneRank
 from metrale_ray.model.ranks import RankSetup, open_rank
 from metrale_ray.protocol.commands import Rank
@@ -71,12 +72,15 @@ class Driver:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        constraint: Constraint | None = None,
     ) -> int:
         """The number of the first of `params.n` sequences; the others have the numbers that follow."""
         number, self._next = self._next, self._next + params.n
         request_ids = [RequestId(number + index) for index in range(params.n)]
         self.answers.update((request_id, Answer()) for request_id in request_ids)
-        self.engine.submit(request_ids, tuple(prompt), params, priority=priority, deadline_s=deadline_s)
+        self.engine.submit(
+            request_ids, tuple(prompt), params, priority=priority, deadline_s=deadline_s, constraint=constraint
+        )
         return number
 
     def run(self, max_steps: int = 10_000) -> None:

@@ -6,8 +6,9 @@ else is in the batch: every row goes through its own few operations on the CPU. 
 nothing finite, gives a SampleError, and so does one whose masks leave no token; the rows beside it are not touched.
 -inf is a token that cannot be chosen.
 
-The order, as in vLLM: log probabilities of the raw logits; allowed ids, bad sequences, ends before `min_tokens`;
-biases; penalties; the largest logit where the temperature is 0; temperature; min_p and top-k; top-p; the draw.
+The order, as in vLLM: log probabilities of the raw logits; the grammar's mask; allowed ids, bad sequences, ends before
+`min_tokens` (unless the grammar leaves nothing else); biases; penalties; the largest logit where the temperature is 0;
+temperature; min_p and top-k; top-p; the draw.
 
 How a token is drawn: the candidates that are left stand in the order of their ids, their weights are laid end to end,
 and the one on which `draw(...)` times the total falls is taken.
@@ -45,6 +46,7 @@ class SampleRow:
     request; `position` is the place of the new token in its sequence, the prompt included. `history` is there when
     `params.needs_history`. `end_token_ids` are not chosen while `num_generated`, the tokens that the sequence has so
     far, is below `params.min_tokens`; ids outside the vocabulary are ignored there and are nowhere else allowed.
+    `mask` tells the tokens that the request's grammar allows (bool, [V]); None: there is no grammar.
     """
 
     params: TokenParams
@@ -54,6 +56,7 @@ class SampleRow:
     history: TokenHistory | None = None
     num_generated: int = 0
     end_token_ids: frozenset[int] = frozenset()
+    mask: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ def _is_plain(row: SampleRow) -> bool:
 
 
 def _changes_logits(row: SampleRow) -> bool:
-    return prepared(row.params).changes_logits or _ends_are_masked(row)
+    return row.mask is not None or prepared(row.params).changes_logits or _ends_are_masked(row)
 
 
 def _ends_are_masked(row: SampleRow) -> bool:
@@ -183,12 +186,23 @@ def _changed(logits_V: Floats, known: Prepared, row: SampleRow) -> Floats:
     changed_V[known.bad_ids] = -np.inf
     if row.history is not None:
         changed_V[known.bad_ids_after(row.history)] = -np.inf
+    if row.mask is not None:
+        np.putmask(changed_V, ~row.mask, -np.inf)
     if _ends_are_masked(row):
-        changed_V[[token_id for token_id in row.end_token_ids if token_id < logits_V.size]] = -np.inf
+        _mask_ends(changed_V, row)
     changed_V[known.bias_ids] += known.bias_values
     if row.history is not None and row.params.has_penalties:
         add_penalties(changed_V, row.params, row.history)
     return changed_V
+
+
+def _mask_ends(changed_V: Floats, row: SampleRow) -> None:
+    """No end, unless a grammar leaves nothing else: then it wins over `min_tokens`."""
+    ends = [token_id for token_id in row.end_token_ids if token_id < changed_V.size]
+    before = changed_V[ends]
+    changed_V[ends] = -np.inf
+    if row.mask is not None and changed_V.max() == -np.inf:
+        changed_V[ends] = before
 
 
 def _host(logits_RV: torch.Tensor) -> NDArray[np.float32]:

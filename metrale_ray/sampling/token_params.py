@@ -52,6 +52,9 @@ MAX_BAD_SEQUENCE_TOKENS = 64
 MAX_END_TOKEN_IDS = 64
 """A tokenizer names a handful of tokens that end a text."""
 
+MAX_GRAMMAR_CHARS = 2**18
+"""A quarter of a million characters: the largest schema or grammar that a front takes, with what is put around it."""
+
 MAX_LOGPROBS = 20
 """Candidates that are told of per token: OpenAI's and vLLM's limit."""
 
@@ -78,6 +81,7 @@ class TokenFields(TypedDict, total=False):
     end_token_ids: Sequence[int] | None
     logprobs: int | None
     prompt_logprobs: int | None
+    grammar: str | None
 
 
 class Memo:
@@ -117,6 +121,9 @@ class TokenParams(Memo):
     end_token_ids: up to 64 token ids that the tokenizer ends a text with; unless `ignore_eos` they end the sequence.
     logprobs: 0 to 20. Tell each token's log probability, and those of so many most likely ones. None: tell nothing.
     prompt_logprobs: 0 to 20. The same for each token of the prompt but the first.
+    grammar: up to 2**18 characters: llguidance's text of a grammar, which the output's text must follow. End tokens
+        are allowed exactly where it may end, and end the sequence even if `ignore_eos`; where nothing but the end is
+        possible the sequence ends, even before `min_tokens`. None: no grammar.
 
     Raises RequestError, with `param` naming the field.
     """
@@ -140,6 +147,7 @@ class TokenParams(Memo):
     end_token_ids: tuple[int, ...]
     logprobs: int | None
     prompt_logprobs: int | None
+    grammar: str | None
 
     def __init__(
         self,
@@ -163,6 +171,7 @@ class TokenParams(Memo):
         end_token_ids: Sequence[int] | None = None,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        grammar: str | None = None,
     ) -> None:
         values = {
             "n": checks.integer("n", n, 1, MAX_N),
@@ -186,6 +195,7 @@ class TokenParams(Memo):
             "end_token_ids": checks.token_ids("end_token_ids", end_token_ids, MAX_END_TOKEN_IDS),
             "logprobs": checks.optional_integer("logprobs", logprobs, 0, MAX_LOGPROBS),
             "prompt_logprobs": checks.optional_integer("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS),
+            "grammar": _grammar(grammar),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -236,3 +246,11 @@ def _allowed_token_ids(value: object) -> tuple[int, ...] | None:
     if not ids:
         raise checks.refusal("allowed_token_ids", value, "a list of 1 or more", "at least one id, or None for all")
     return ids
+
+
+def _grammar(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise checks.refusal("grammar", value, "the text of a grammar", "a string, or leave it out")
+    return checks.texts("grammar", value, 1, MAX_GRAMMAR_CHARS)[0]

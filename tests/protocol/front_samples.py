@@ -43,6 +43,7 @@ FULL = TokenParams(
     end_token_ids=[0, 1],
     logprobs=2,
     prompt_logprobs=0,
+    grammar='{"grammars":[{"lark_grammar":"start: \\"é\\""}]}',
 )
 SCORES = (TokenLogprobs(4, -0.5, 1, (4, 9), (-0.5, -1.5)), TokenLogprobs(70_000, -9999.0, 320))
 

@@ -156,6 +156,7 @@ FULL_PARAMS = TokenParams(
     end_token_ids=[9],
     logprobs=5,
     prompt_logprobs=0,
+    grammar="start: 'a'",
 )
 
 
@@ -332,6 +333,9 @@ BAD_FROM_FRONT: dict[str, bytes] = {
     "bad sequences that do not add up": params_of(bad_token_ids={"lengths": b"\x02\0\0\0", "token_ids": b"1234"}),
     "logprobs too large": params_of(logprobs=21),
     "prompt_logprobs as a flag": params_of(prompt_logprobs=True),
+    "an empty grammar": params_of(grammar=""),
+    "a grammar in bytes": params_of(grammar=b"start"),
+    "a grammar too long": params_of(grammar="x" * (2**18 + 1)),
     "no priority": wire_of(Submit(1, (5,), FULL_PARAMS), priority=None),
     "priority as a float": wire_of(Submit(1, (5,), FULL_PARAMS), priority=1.0),
     "priority too low": wire_of(Submit(1, (5,), FULL_PARAMS), priority=-(2**31) - 1),

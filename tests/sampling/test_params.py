@@ -61,7 +61,13 @@ def named(case: tuple[Any, ...]) -> str:
 
 
 def test_the_defaults_are_those_of_vllm() -> None:
-    own = {"stop": (), "include_stop_str_in_output": False, "skip_special_tokens": True, "bad_words": ()}
+    own: dict[str, Any] = {
+        "stop": (),
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "bad_words": (),
+    }
+    own["structured_outputs"] = None
     assert dataclasses.asdict(SamplingParams()) == dataclasses.asdict(TokenParams()) | own
 
 
@@ -122,6 +128,7 @@ def test_what_is_sent_has_every_token_field_and_no_text() -> None:
         "end_token_ids": (9,),
         "logprobs": 2,
         "prompt_logprobs": 1,
+        "grammar": "start: 'a'",
     }
     params = SamplingParams(**values, stop="x", bad_words=["y"])
     assert set(values) == {field.name for field in dataclasses.fields(TokenParams)}

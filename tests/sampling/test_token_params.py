@@ -178,6 +178,7 @@ def test_the_defaults_are_those_of_vllm_and_change_nothing() -> None:
         "end_token_ids": (),
         "logprobs": None,
         "prompt_logprobs": None,
+        "grammar": None,
     }
     assert not TokenParams().needs_history
 

@@ -19,6 +19,7 @@ from metrale_ray.sampling.token_params import (
     MAX_BAD_SEQUENCE_TOKENS,
     MAX_BAD_SEQUENCES,
     MAX_END_TOKEN_IDS,
+    MAX_GRAMMAR_CHARS,
     MAX_LOGIT_BIASES,
     MAX_STOP_TOKEN_IDS,
     TokenParams,
@@ -88,6 +89,10 @@ class _TokenIds:
         return fields.u32s(name, self._max_count)
 
 
+def _read_grammar(fields: Fields, name: str) -> str:
+    return fields.text(name, MAX_GRAMMAR_CHARS)
+
+
 def _pack_biases(name: str, biases: tuple[tuple[int, float], ...]) -> dict[str, bytes]:
     return {
         "token_ids": pack_u32s(f"{name} token_ids", [token_id for token_id, _ in biases], MAX_LOGIT_BIASES),
@@ -145,5 +150,6 @@ WAYS: dict[str, _Kind] = {
     "end_token_ids": _TokenIds(MAX_END_TOKEN_IDS),
     "logprobs": _OrNil(_U32),
     "prompt_logprobs": _OrNil(_U32),
+    "grammar": _OrNil(_Way(_as_it_is, _read_grammar)),
 }
 """How each field of TokenParams travels, by its name."""

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Grammars`: compiles the grammars of requests for one checkpoint.
+
+Rules: `compile` may be called in any thread and holds Python's lock for no long time. What it takes is bounded by the
+limits in `library`: in text, in symbols, in states and in steps. The tokenizer is loaded when the first grammar comes.
+What was compiled lately is kept and copied, as many requests have the same schema.
+
+What it leaves out: who waits for how long (`workshop`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from metrale_ray.errors import RequestError
+from metrale_ray.grammar.constraint import Constraint, Vocabulary, new_vocabulary
+from metrale_ray.grammar.library import INVALID, invalid, llguidance, parser_limits
+
+MAX_KEPT = 32
+"""Compiled grammars that are kept. One takes some hundred kilobytes."""
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Grammars:
+    """For the checkpoint in `folder`, a model of `vocab_size` ids, of which `eos_token_ids` end a text."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._file = folder / TOKENIZER_FILE
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._vocabulary: Vocabulary | None = None
+        self._loading = threading.Lock()
+        self._kept: OrderedDict[str, Constraint] = OrderedDict()
+        self._keeping = threading.Lock()
+
+    def compile(self, text: str) -> Constraint:
+        """The grammar of `text` at its beginning, for one sequence.
+
+        Raises RequestError with the code "invalid_grammar": for a text that makes no sense or costs too much, and where
+        this engine can compile none.
+        """
+        kept = self._find(text)
+        if kept is None:
+            kept = self._compiled(text, self.load())
+            self._keep(text, kept)
+        return kept.copy(())
+
+    def load(self) -> Vocabulary:
+        """The tokenizer, read at the first call. Raises RequestError where there is none, or no library."""
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = new_vocabulary(self._read_tokenizer(), self._vocab_size, os.cpu_count() or 1)
+            return self._vocabulary
+
+    def _read_tokenizer(self) -> Any:
+        """As many ids as the model or the tokenizer has, whichever are more."""
+        library = llguidance()
+        if not self._file.is_file():
+            raise RequestError(
+                f"structured outputs need the file {TOKENIZER_FILE}, which this checkpoint does not have; "
+                "save its tokenizer in that form beside the weights",
+                code=INVALID,
+            )
+        eos_token_ids = self._eos_token_ids or None
+        try:
+            own = library.LLTokenizer(str(self._file), eos_token=eos_token_ids)
+            if own.vocab_size >= self._vocab_size:
+                return own
+            return library.LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=eos_token_ids)
+        except ValueError as error:
+            raise RequestError(
+                f"structured outputs are not possible with this checkpoint: llguidance cannot use its "
+                f"{TOKENIZER_FILE}: {error}",
+                code=INVALID,
+            ) from error
+
+    def _compiled(self, text: str, vocabulary: Vocabulary) -> Constraint:
+        """Ready for its first token: much of the work is done when the first mask is asked for."""
+        matcher = llguidance().LLMatcher(vocabulary.tokenizer, text, limits=parser_limits(), log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise invalid(matcher.get_error())
+        return Constraint(matcher, vocabulary)
+
+    def _find(self, text: str) -> Constraint | None:
+        with self._keeping:
+            kept = self._kept.get(text)
+            if kept is not None:
+                self._kept.move_to_end(text)
+            return kept
+
+    def _keep(self, text: str, constraint: Constraint) -> None:
+        with self._keeping:
+            self._kept[text] = constraint
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
