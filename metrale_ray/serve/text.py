@@ -98,6 +98,11 @@ class Tokenizer:
             self._texts[token_id] = self.decode([token_id], skip_special_tokens=False) if known else ""
         return self._texts[token_id]
 
+    def special_id(self, text: str) -> int | None:
+        """The special token whose text is `text`, or None."""
+        found = (token_id for token_id in self._special_ids if self.token_text(token_id) == text)
+        return next(found, None)
+
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether the id has no influence on a decode: it stands for no token, or for a special one that is skipped."""
         if skip_special_tokens and token_id in self._special_ids:

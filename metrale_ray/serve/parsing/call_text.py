@@ -3,9 +3,9 @@
 
 Rules. Each call stands behind a marker, or behind another call. What begins as a call and turns out to be none is
 content, all of it. A call that is certain is shown as it comes; if it then breaks off, what was shown stays, what
-follows is content, and the answer has no whole calls. White space beside a call is shown only between two parts of content. Time is in
-proportion to the text: what was read as a call in JSON is not looked through again. `</tool_call>` and the like within
-a string of the arguments are a part of them.
+follows is content, and the answer has no whole calls. White space beside a call is shown only between two parts of
+content. Time is in proportion to the text: what was read as a call in JSON is not looked through again. `</tool_call>`
+and the like within a string of the arguments are a part of them.
 """
 
 from __future__ import annotations

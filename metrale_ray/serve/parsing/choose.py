@@ -11,6 +11,7 @@ from metrale_ray.serve.parsing import reasoning
 from metrale_ray.serve.parsing.hermes import Hermes
 from metrale_ray.serve.parsing.llama3_json import Llama3Json
 from metrale_ray.serve.parsing.mistral import Mistral
+from metrale_ray.serve.parsing.names import REASONING_PARSERS, TOOL_PARSERS
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.parsing.plain import Plain
 from metrale_ray.serve.parsing.reasoning import Reasoning
@@ -23,8 +24,6 @@ _PARSERS: dict[str, Callable[[Set[str]], OutputParser]] = {
     "llama3_json": Llama3Json,
     "mistral": lambda names: Mistral(),
 }
-TOOL_PARSERS = tuple(_PARSERS)
-REASONING_PARSERS = ("think",)
 FORM_WITHOUT_PARSER = "hermes"
 """How calls are written that a grammar enforces, where the model has no form of its own."""
 _WITH_SPECIAL_TOKENS = ("llama3_json", "mistral")
