@@ -108,8 +108,9 @@ class Cell:
     async def _started(self) -> None:
         if self._is_closed:
             raise CellMissing("it is closed")
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
+        self._end()  # it may have been ended from outside since its last work
         try:
             self._spawn()
             await self._in_time(self._receive(1), self._start_timeout_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from metrale_ray.serve.templates.tokens import chat_token_ids
 from metrale_ray.serve.text import Tokenizer
 from tests.serve.templates.texts import CALLS, HELLO, LLAMA, MISTRAL, QWEN, SMOL, TEMPLATES, TOOL, TURNS
 
-LIMITS = ServeLimits(template_timeout_s=5, max_template_characters=2**20)
+LIMITS = ServeLimits(template_timeout_s=60, max_template_characters=2**20)
 SHORT = ServeLimits(template_timeout_s=0.3, max_template_characters=2**20)
 PLAIN = "{% for m in messages %}{{ m.role ~ ':' ~ m.content ~ ';' }}{% endfor %}"
 ENDLESS = "{% for i in range(25000) %}{% for j in range(25000) %}{% endfor %}{% endfor %}"
@@ -286,36 +285,32 @@ ESCAPES = [
 @pytest.mark.parametrize("template", ESCAPES)
 def test_no_template_gets_out(runner: asyncio.Runner, renderer: Renderer, template: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
+    work = renderer.render(HELLO, template=template.replace("MARKER", str(marker)))
     try:
-        text = runner.run(renderer.render(HELLO, template=template.replace("MARKER", str(marker))))
+        found = runner.run(work)
     except RequestError as error:
-        text = error.message
-    assert "__subclasses__" not in text
-    assert "<module" not in text
-    assert "__builtins__" not in text.replace(template, "")
+        found = error.message.partition(": ")[2]
+    # What may not be read is nothing where it is printed, and an error where something is done with it.
+    assert found == "" or found.startswith(("SecurityError: access to attribute", "TypeError: n"))
     assert not marker.exists()
 
 
-def test_what_takes_long_is_ended_and_holds_up_nobody(runner: asyncio.Runner, short: Renderer) -> None:
-    async def together() -> tuple[RequestError, float, list[str]]:
-        await short.render(HELLO)
-        slow = asyncio.ensure_future(short.render(HELLO, template=ENDLESS))
-        gap_s, last, texts = 0.0, time.perf_counter(), []
-        while not slow.done():
-            texts.append(await short.render(HELLO))
-            now = time.perf_counter()
-            gap_s, last = max(gap_s, now - last), now
-        with pytest.raises(RequestError) as caught:
-            await slow
-        return caught.value, gap_s, texts
-
-    error, gap_s, texts = runner.run(together())
+def test_what_takes_long_is_refused_with_the_limit(runner: asyncio.Runner, short: Renderer) -> None:
+    error = refused(runner, short.render(HELLO, template=ENDLESS))
     assert (error.code, error.param) == ("template_limit", "chat_template")
     assert "at most 0.3 s are allowed" in error.message
-    assert gap_s < 1
-    assert len(texts) > 1
-    assert set(texts) == {"user:Hello there;"}
-    assert runner.run(short.render(HELLO, template=PLAIN)) == "user:Hello there;"
+
+
+def test_a_slow_template_of_a_request_holds_up_nobody(runner: asyncio.Runner, renderer: Renderer) -> None:
+    async def together() -> list[str]:
+        slow = asyncio.ensure_future(renderer.render(HELLO, template=ENDLESS))
+        texts = [await renderer.render(HELLO) for _ in range(20)]
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.wait([slow])
+        return texts
+
+    assert runner.run(together()) == ["user:Hello there;"] * 20
 
 
 def test_a_long_conversation_is_laid_out_apart_and_a_longer_one_is_refused(
