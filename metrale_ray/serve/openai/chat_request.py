@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from metrale_ray.sampling.checks import U32_MAX
+from metrale_ray.sampling.token_params import MAX_LOGPROBS
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.fields import ListOf, Object
@@ -88,7 +89,9 @@ class ChatRequest(SamplingFields):
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=0, le=U32_MAX, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Tell the log probability of each token.")
-    top_logprobs: int | None = Field(None, ge=0, description="And those of so many likeliest ones; needs logprobs.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="And those of so many likeliest ones; needs logprobs."
+    )
     tools: ListOf[Tool] | None = None
     tool_choice: ToolChoice | None = Field(None, description="The default is auto where there are tools.")
     parallel_tool_calls: bool = True

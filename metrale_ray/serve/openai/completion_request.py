@@ -13,12 +13,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from metrale_ray.sampling.checks import U32_MAX
+from metrale_ray.sampling.token_params import MAX_LOGPROBS, MAX_N
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai import mistakes
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.request import parse
 from metrale_ray.serve.openai.sampling_fields import SamplingFields
 from metrale_ray.serve.openai.unknown import NOT_ANYWHERE, Unsupported
+
+MAX_TOKEN_IDS = 2**21
+"""Of all prompts of one request: more than any model's length, and looked at in less than 0.2 s."""
 
 _NOT_IN_COMPLETIONS: dict[str, Unsupported] = {
     "suffix": Unsupported(("",), "Text is only added at the end."),
@@ -79,11 +83,17 @@ class CompletionRequest(SamplingFields):
 
     prompt: Prompt = Field(description="A text, a list of token ids, or a list of these.")
     logprobs: int | None = Field(
-        None, ge=0, description="Tell the log probability of each token, and those of so many likeliest ones."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Tell the log probability of each token, and those of so many likeliest ones.",
     )
     echo: bool = Field(False, description="Give the prompt before each answer.")
     best_of: int | None = Field(
-        None, ge=1, description="Generate so many answers and give the n with the highest mean log probability."
+        None,
+        ge=1,
+        le=MAX_N,
+        description="Generate so many answers and give the n with the highest mean log probability.",
     )
     add_special_tokens: bool = Field(True, description="Let the tokenizer add its special tokens to a text.")
 
@@ -123,6 +133,7 @@ def parse_completion(body: object, settings: ApiSettings) -> CompletionRequest:
     """The request of a parsed body. Raises ApiError 400."""
     if isinstance(body, dict):
         _check_count(body.get("prompt"), settings)
+        _check_size(body.get("prompt"))
     return parse(CompletionRequest, body, settings)
 
 
@@ -143,3 +154,16 @@ def _check_count(given: object, settings: ApiSettings) -> None:
     most = settings.limits.max_prompts
     if isinstance(given, list) and len(given) > most and not isinstance(given[0], int | float):
         raise mistakes.over_limit("prompt", f"holds {len(given)} prompts", most, "max_prompts")
+
+
+def _check_size(given: object) -> None:
+    if not isinstance(given, list) or not given:
+        return
+    is_one = not isinstance(given[0], list | str)
+    num_ids = len(given) if is_one else sum(len(prompt) for prompt in given if isinstance(prompt, list))
+    if num_ids > MAX_TOKEN_IDS:
+        raise bad_request(
+            f"prompt has {num_ids} token ids; a request may have at most {MAX_TOKEN_IDS}. Send fewer.",
+            param="prompt",
+            code="context_length_exceeded" if is_one else "limit_exceeded",
+        )

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from metrale_ray.sampling.checks import U32_MAX
+from metrale_ray.sampling.params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 
 Item = TypeVar("Item")
 
@@ -49,19 +50,19 @@ ListOf = Annotated[list[Item], Field(fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, le=U32_MAX)]
 
 
-def _listed(given: Any) -> Any:
+def _stops(given: Any) -> Any:
     if not isinstance(given, str | list):
         raise ValueError("must be a string or a list of strings")
     return [given] if isinstance(given, str) else given
 
 
-Texts = Annotated[
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+
+StopTexts = Annotated[
     list[str],
     Field(fail_fast=True),
-    BeforeValidator(_listed),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}]}
-    ),
+    BeforeValidator(_stops),
+    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]}),
 ]
 """One string or a list of strings; always a list here."""
 

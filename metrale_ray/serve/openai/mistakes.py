@@ -102,6 +102,10 @@ def _allowed(kind: str, context: Mapping[str, Any], message: str) -> str:
         return f"must match {context['pattern']}"
     if kind == "literal_error":
         return f"must be {context['expected']}"
+    if kind == "too_short":
+        return f"must have at least {context['min_length']}"
+    if kind == "too_long":
+        return f"must have at most {context['max_length']}"
     for name, words in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
         if name in context:
             return f"must be {words} {_number(context[name])}"

@@ -20,6 +20,7 @@ from metrale_ray.sampling.token_params import (
     MAX_ADDED_PENALTY,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BIAS,
+    MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
     MAX_STOP_TOKEN_IDS,
@@ -28,7 +29,7 @@ from metrale_ray.sampling.token_params import (
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai import mistakes
 from metrale_ray.serve.openai.call import ApiSettings
-from metrale_ray.serve.openai.fields import ListOf, SchemaOrText, Texts, TokenId
+from metrale_ray.serve.openai.fields import ListOf, SchemaOrText, StopTexts, TokenId
 from metrale_ray.serve.openai.request import Request
 from metrale_ray.serve.openai.structured import OPEN, ResponseFormat, StructuredOptions, check_constraint
 
@@ -82,12 +83,14 @@ class SamplingFields(Request):
     logit_bias: dict[TokenKey, Bias] | None = Field(None, description="What to add to the logits of token ids.")
     allowed_token_ids: Annotated[ListOf[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[ListOf[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
-    stop: Texts | None = Field(None, description="Texts that end the answer.")
+    stop: StopTexts | None = Field(None, description="Texts that end the answer.")
     stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    prompt_logprobs: int | None = Field(None, ge=0, description="Tell the log probabilities of the prompt's tokens.")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Tell the log probabilities of the prompt's tokens."
+    )
     return_token_ids: bool = Field(False, description="Tell the token ids of prompt and answers.")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOptions | None = None

@@ -18,8 +18,8 @@ from metrale_ray.serve.openai.fields import ListOf, Object, TokenId
 from metrale_ray.serve.openai.request import Request, parse
 from metrale_ray.serve.openai.tool_fields import Tool, check_tools
 
-MAX_TOKENS = 2**22
-"""Token ids of one detokenize: more than any model's length."""
+MAX_TOKENS = 2**20
+"""Token ids of one detokenize: the length of the longest models."""
 
 
 class TokenizeRequest(Request):
