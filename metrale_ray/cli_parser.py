@@ -7,6 +7,7 @@ import argparse
 from typing import Any, NoReturn
 
 import metrale_ray
+from metrale_ray import cli_bench_flags as bench_flags
 from metrale_ray.cli_flags import (
     CONFIG_FLAG,
     DEMO_ENGINE_SETTINGS,
@@ -64,6 +65,7 @@ def make_parser() -> Parser:
     _add_chat(commands)
     _add_inspect(commands)
     _add_doctor(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -101,6 +103,17 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
     doctor = commands.add_parser("doctor", help="check this machine or a cluster", description=text)
     _add_group(doctor, "output", (OBJECT_FLAG, NODE_TIMEOUT_FLAG))
     _add_group(doctor, "engine", _engine_flags(DOCTOR_ENGINE_SETTINGS))
+
+
+def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
+    bench = commands.add_parser("bench", help="measure a server", description="Measure a server.")
+    kinds = bench.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    text = "Send requests to any server that speaks OpenAI's API, and tell throughput and times."
+    serve = kinds.add_parser("serve", help="send requests to a server and measure", description=text)
+    _add_group(serve, "server", bench_flags.TARGET_FLAGS)
+    _add_group(serve, "load", bench_flags.LOAD_FLAGS)
+    _add_group(serve, "prompts", bench_flags.PROMPT_FLAGS)
+    _add_group(serve, "output", (OBJECT_FLAG,))
 
 
 def _engine_flags(settings: tuple[str, ...]) -> tuple[Flag, ...]:
