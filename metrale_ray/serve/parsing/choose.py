@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from metrale_ray.errors import ConfigError
-from metrale_ray.serve.parsing import reasoning
+from metrale_ray.serve.parsing import hermes, reasoning
 from metrale_ray.serve.parsing.hermes import Hermes
 from metrale_ray.serve.parsing.llama3_json import Llama3Json
 from metrale_ray.serve.parsing.mistral import Mistral
@@ -15,6 +15,7 @@ from metrale_ray.serve.parsing.names import REASONING_PARSERS, TOOL_PARSERS
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.parsing.plain import Plain
 from metrale_ray.serve.parsing.reasoning import Reasoning
+from metrale_ray.serve.text import Tokenizer
 
 ToolChoice = str | Mapping[str, Any] | None
 """OpenAI's: "none", "auto", "required", {"type": "function", "function": {"name": ...}}; None is "auto"."""
@@ -64,9 +65,18 @@ def form_of(tool_parser: str | None, tool_choice: ToolChoice) -> str | None:
     return FORM_WITHOUT_PARSER if tool_parser is None and is_enforced else tool_parser
 
 
-def needs_special_tokens(tool_parser: str | None) -> bool:
-    """Whether a call's marker is a special token, so that special tokens must stay in the text that is parsed."""
-    return tool_parser in _WITH_SPECIAL_TOKENS
+def needs_special_tokens(
+    tool_parser: str | None, reasoning_parser: str | None = None, tokenizer: Tokenizer | None = None
+) -> bool:
+    """Whether a marker is a special token, so that special tokens must stay in the text that is parsed.
+
+    Without the `tokenizer`: as the family's own tokenizers have it.
+    """
+    if tool_parser in _WITH_SPECIAL_TOKENS:
+        return True
+    marks: tuple[str, ...] = (hermes.BEGIN, hermes.END) if tool_parser == "hermes" else ()
+    marks += (reasoning.BEGIN, reasoning.END) if reasoning_parser is not None else ()
+    return tokenizer is not None and any(tokenizer.special_id(mark) is not None for mark in marks)
 
 
 def reasoning_at(prompt: str, reasoning_parser: str | None) -> Literal["open", "closed", "undecided"]:

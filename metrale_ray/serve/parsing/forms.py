@@ -70,6 +70,7 @@ _MISTRAL_NAMED = replace(
 )
 _FORMS = {"hermes": _HERMES, "llama3_json": _LLAMA3_JSON, "mistral": _MISTRAL}
 _SPECIAL = {
+    "hermes": (hermes.BEGIN,),
     "llama3_json": (llama3_json.TAG,),
     "mistral": (mistral.MARKER, named_call.ARGUMENTS),
 }
