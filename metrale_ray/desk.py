@@ -93,6 +93,7 @@ class Desk:
                 submit.params,
                 priority=submit.priority,
                 deadline_s=None if timeout_s is None else arrived.at_s + timeout_s,
+                constraint=arrived.constraint,
             )
         except RequestError as error:
             for request_id in request_ids:

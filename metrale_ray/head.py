@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`Head`: the process that owns the scheduler, rank 0's model and every decision.
 
-Two threads. The engine thread touches the engine, the links and the model, and nobody else does; what fronts ask and
-get passes over its `desk`. The asyncio loop holds the fronts' sessions and answers questions. From the loop to the
-engine goes one inbox, of which a part is read between steps, and which wakes an idle engine; back goes one call per
-step, and one for the answers given between steps. No text, template or HTTP here.
+Two threads, and a few more that compile grammars (`compiling`). The engine thread touches the engine, the links and the
+model, and nobody else does; what fronts ask and get passes over its `desk`. The asyncio loop holds the fronts' sessions
+and answers questions. From the loop to the engine goes one inbox, of which a part is read between steps, and which
+wakes an idle engine; back goes one call per step, and one for the answers given between steps. No text, template or
+HTTP here.
 
 Whoever waits is answered: when the engine ends, for whatever reason, every front is told so and why. When the fronts'
 server fails, the engine ends too: nothing is computed for nobody.
@@ -21,12 +22,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from metrale_ray.compiling import Compiling
 from metrale_ray.config import EngineConfig
 from metrale_ray.desk import ByFront, Desk, refusal
 from metrale_ray.engine import Delivery, Engine
 from metrale_ray.errors import EngineDead, MetraleError, RequestError
 from metrale_ray.figures import Figures, document_text
-from metrale_ray.inbox import Inbox
+from metrale_ray.grammar.grammars import Grammars
+from metrale_ray.inbox import Arrived, Inbox
 from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
 from metrale_ray.model.device import use_threads
 from metrale_ray.model.ranks import RankSetup, open_rank
@@ -38,6 +41,7 @@ from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.zmq_transport import ZmqTransport
 from metrale_ray.scheduler.admission import check_prompt_length
 from metrale_ray.start import shake_hands, start_engine
+from metrale_ray.vocabulary import within
 from metrale_ray.worker import HeadAddress
 
 log = logging.getLogger(__name__)
@@ -82,7 +86,8 @@ class Head:
         rank's public key may use. Raises CheckpointError."""
         config = self._config
         self._loop = asyncio.get_running_loop()
-        self._setup = await asyncio.to_thread(open_rank, config, 0, self._host)
+        self._setup = setup = await asyncio.to_thread(open_rank, config, 0, self._host)
+        self._compiling = Compiling(_grammars(setup), self._inbox, self._refuse)
         self._transports = transports = {
             rank: ZmqTransport.listen(self._host, f"rank {rank}", self._keys, worker_keys[rank])
             for rank in range(1, config.ep_size)
@@ -129,6 +134,7 @@ class Head:
         finally:
             engine.cancel()
             server.cancel()
+            self._compiling.close()
             self._tell_fronts()  # again, should the engine thread have broken before it could
             await self._fronts.close()
         if self._state.failure is not None:
@@ -165,9 +171,14 @@ class Head:
             if self._state.phase != "ready":
                 raise RequestError("the engine is not ready yet; wait until it is", code="not_ready")
             check_prompt_length(len(message.prompt_token_ids), self._required_setup().max_model_len)
-            self._inbox.submit(front, message, time.monotonic())
+            arrived = self._inbox.submit(front, message, time.monotonic())
+            if message.params.grammar is not None:
+                self._compiling.start(arrived)
         except RequestError as error:
             self._fronts.post(front, [refusal(message.request_id, error)])
+
+    def _refuse(self, arrived: Arrived, error: RequestError) -> None:
+        self._fronts.post(arrived.front, [refusal(arrived.submit.request_id, error)])
 
     def _tell_fronts(self) -> None:
         failure = self._state.failure
@@ -301,3 +312,8 @@ class Head:
                 closing.callback(self._collectives.close)
             for link in self._links:
                 closing.callback(link.close)
+
+
+def _grammars(setup: RankSetup) -> Grammars:
+    checkpoint, vocab_size = setup.checkpoint, setup.decoder.vocab_size
+    return Grammars(checkpoint.path, vocab_size, within(checkpoint.eos_token_ids, vocab_size))

@@ -5,7 +5,7 @@ Rules: `compile` may be called in any thread and holds Python's lock for no long
 limits in `library`: in text, in symbols, in states and in steps. The tokenizer is loaded when the first grammar comes.
 What was compiled lately is kept and copied, as many requests have the same schema.
 
-What it leaves out: who waits for how long (`workshop`).
+What it leaves out: who waits for how long (`compiling`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary: Vocabulary | None = None
+        self._refusal: str | None = None
         self._loading = threading.Lock()
         self._kept: OrderedDict[str, Constraint] = OrderedDict()
         self._keeping = threading.Lock()
@@ -45,17 +46,33 @@ class Grammars:
         Raises RequestError with the code "invalid_grammar": for a text that makes no sense or costs too much, and where
         this engine can compile none.
         """
-        kept = self._find(text)
+        kept = self.kept(text)
         if kept is None:
-            kept = self._compiled(text, self.load())
-            self._keep(text, kept)
-        return kept.copy(())
+            made = self._compiled(text, self.load())
+            self._keep(text, made)
+            return made.copy(())
+        return kept
+
+    def kept(self, text: str) -> Constraint | None:
+        """The same at once where it was compiled lately, else None."""
+        with self._keeping:
+            found = self._kept.get(text)
+            if found is not None:
+                self._kept.move_to_end(text)
+        return None if found is None else found.copy(())
 
     def load(self) -> Vocabulary:
         """The tokenizer, read at the first call. Raises RequestError where there is none, or no library."""
         with self._loading:
+            if self._refusal is not None:
+                raise RequestError(self._refusal, code=INVALID)
             if self._vocabulary is None:
-                self._vocabulary = new_vocabulary(self._read_tokenizer(), self._vocab_size, os.cpu_count() or 1)
+                try:
+                    tokenizer = self._read_tokenizer()
+                except RequestError as error:
+                    self._refusal = error.message  # the files do not change under an engine
+                    raise
+                self._vocabulary = new_vocabulary(tokenizer, self._vocab_size, os.cpu_count() or 1)
             return self._vocabulary
 
     def _read_tokenizer(self) -> Any:
@@ -88,13 +105,6 @@ class Grammars:
         if matcher.is_error():
             raise invalid(matcher.get_error())
         return Constraint(matcher, vocabulary)
-
-    def _find(self, text: str) -> Constraint | None:
-        with self._keeping:
-            kept = self._kept.get(text)
-            if kept is not None:
-                self._kept.move_to_end(text)
-            return kept
 
     def _keep(self, text: str, constraint: Constraint) -> None:
         with self._keeping:

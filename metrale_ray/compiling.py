@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""`Compiling`: requests whose grammars are compiled on their way into the engine.
+
+Rules: the head's loop calls it, and nothing is compiled there or on the engine's thread, but in a few threads, in the
+order in which the requests came. They wait in the inbox meanwhile, where they may be ended like any other; those
+without a grammar pass them by. A request waits for a thread for so long and for its grammar for so long, and is refused
+then; a thread is given the next grammar when it is done with its last, however long that takes.
+
+What it leaves out: what a grammar may cost, which bounds how long a thread is busy (`grammar`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from metrale_ray.errors import RequestError
+from metrale_ray.grammar.constraint import Constraint
+from metrale_ray.grammar.grammars import Grammars
+from metrale_ray.inbox import Arrived, Inbox
+
+COMPILE_TIMEOUT_S = 2.0
+"""A usual schema takes milliseconds. What takes longer than this is refused."""
+
+LINE_TIMEOUT_S = 10.0
+"""How long a request waits for a thread: a few grammars that take as long as they may."""
+
+MAX_THREADS = 2
+"""Grammars at a time: the cores are the engine's."""
+
+Refuse = Callable[[Arrived, RequestError], None]
+
+
+class Compiling:
+    """Between a head's loop and `inbox`. `refuse` tells a front that its request is not taken."""
+
+    def __init__(
+        self,
+        grammars: Grammars,
+        inbox: Inbox,
+        refuse: Refuse,
+        *,
+        timeout_s: float = COMPILE_TIMEOUT_S,
+        line_timeout_s: float = LINE_TIMEOUT_S,
+        max_threads: int = MAX_THREADS,
+    ) -> None:
+        self._grammars = grammars
+        self._inbox = inbox
+        self._refuse = refuse
+        self._timeout_s = timeout_s
+        self._line_timeout_s = line_timeout_s
+        num_threads = max(1, min(max_threads, (os.cpu_count() or 1) - 1))
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
+        self._free = asyncio.Semaphore(num_threads)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Requests that wait for their grammars, and those that are refused and whose threads are still busy."""
+        return len(self._tasks)
+
+    def start(self, arrived: Arrived) -> None:
+        """Compile the grammar of a request that waits in the inbox; let it go on there, or refuse it."""
+        kept = self._grammars.kept(_text(arrived))
+        if kept is not None:
+            self._inbox.ready(arrived, kept)
+            return
+        task = asyncio.ensure_future(self._run(arrived))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """The engine has ended: nothing is compiled for it any more."""
+        for task in self._tasks:
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, arrived: Arrived) -> None:
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._line_timeout_s)
+        except TimeoutError:
+            self._end(arrived, _crowded(self._line_timeout_s))
+            return
+        try:
+            if self._inbox.is_preparing(arrived):
+                await self._compile(arrived)
+        finally:
+            self._free.release()
+
+    async def _compile(self, arrived: Arrived) -> None:
+        """With a thread of its own, until the thread is free again."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._threads, self._grammars.load)
+        except RequestError as error:
+            self._end(arrived, error)
+            return
+        compiled = loop.run_in_executor(self._threads, self._grammars.compile, _text(arrived))
+        done, _ = await asyncio.wait({compiled}, timeout=self._timeout_s)
+        if not done:
+            self._end(arrived, _too_slow(self._timeout_s))
+            await asyncio.wait({compiled})
+        self._conclude(arrived, compiled)
+
+    def _conclude(self, arrived: Arrived, compiled: asyncio.Future[Constraint]) -> None:
+        """What has been refused or ended meanwhile is passed over by the inbox."""
+        error = compiled.exception()
+        if error is None:
+            self._inbox.ready(arrived, compiled.result())
+        elif isinstance(error, RequestError):
+            self._end(arrived, error)
+        else:
+            self._end(arrived, RequestError(f"the grammar could not be compiled: {error}", code="invalid_grammar"))
+
+    def _end(self, arrived: Arrived, error: RequestError) -> None:
+        if self._inbox.withdraw(arrived):
+            self._refuse(arrived, error)
+
+
+def _text(arrived: Arrived) -> str:
+    text = arrived.submit.params.grammar
+    assert text is not None, "only requests with a grammar come here"
+    return text
+
+
+def _too_slow(timeout_s: float) -> RequestError:
+    return RequestError(
+        f"the grammar takes more than {timeout_s:g} s to compile, which is what is allowed; make it simpler",
+        code="invalid_grammar",
+    )
+
+
+def _crowded(timeout_s: float) -> RequestError:
+    return RequestError(
+        f"other grammars have kept this one waiting for {timeout_s:g} s; try again later", code="queue_full"
+    )
