@@ -47,7 +47,7 @@ def normal_messages(messages: object, max_messages: int) -> list[Message]:
 
 
 def _message(place: str, given: object, known_ids: set[str]) -> Message:
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         _refuse(place, given, "an object with role and content")
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
@@ -87,7 +87,7 @@ def _refusal(place: str, given: Mapping[str, Any]) -> str:
 def _part(place: str, part: object, role: str) -> str:
     if isinstance(part, str):
         return part
-    if not isinstance(part, Mapping):
+    if not isinstance(part, dict):
         _refuse(place, part, "an object with type 'text' and a text")
     kinds = ("text", "refusal") if role == "assistant" else ("text",)
     kind = part.get("type")
@@ -130,12 +130,12 @@ def _reasoning(place: str, given: Mapping[str, Any]) -> Message:
 
 
 def _call(place: str, given: object) -> Message:
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         _refuse(place, given, "an object with id, type and function")
     if given.get("type", "function") != "function":
         _refuse(f"{place}.type", given["type"], "'function'")
     function = given.get("function")
-    if not isinstance(function, Mapping):
+    if not isinstance(function, dict):
         _refuse(f"{place}.function", function, "an object with name and arguments")
     arguments = _arguments(f"{place}.function.arguments", function.get("arguments"))
     name = _name(f"{place}.function.name", function.get("name"))
@@ -147,7 +147,7 @@ def _arguments(place: str, given: object) -> Mapping[str, Any]:
     """As an object. A call without arguments has an empty text in some clients, and none in others."""
     if given is None or given == "":
         return {}
-    if isinstance(given, Mapping):
+    if isinstance(given, dict):
         return given
     if not isinstance(given, str):
         _refuse(place, given, "a text that is a JSON object")
@@ -182,7 +182,7 @@ def _name(place: str, given: object) -> str:
 
 
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return isinstance(given, list | tuple)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -90,13 +90,22 @@ def lay_out(
     except Refused as error:
         return Outcome.REFUSED, _reason(error.message or "")
     except TemplateSyntaxError as error:
-        return Outcome.UNREADABLE, _reason(f"line {error.lineno}: {error.message}")
+        return Outcome.UNREADABLE, _mistake(error)
     except _TooLong:
         return Outcome.TOO_LONG, f"the text has more than {max_characters} characters"
     except MemoryError:
         return Outcome.NO_MEMORY, "it needs more memory than it is given"
     except Exception as error:  # noqa: BLE001  # a template can raise anything that Python can
         return Outcome.FAILED, _reason(f"{type(error).__name__}: {error}")
+
+
+def syntax_mistake(template: str) -> str | None:
+    """Why `template` is none, or None when it is one. Parses it and runs nothing of it."""
+    try:
+        _environment().parse(template)
+    except TemplateSyntaxError as error:
+        return _mistake(error)
+    return None
 
 
 class _TooLong(Exception):
@@ -129,6 +138,10 @@ def _until_last_content(
 
 @lru_cache(KEPT_TEMPLATES)
 def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
@@ -136,7 +149,7 @@ def _compiled(template: str) -> Template:
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, dict=PlainDict(), namespace=PlainNamespace
     )
-    return environment.from_string(template)
+    return environment
 
 
 def _to_json(
@@ -161,6 +174,10 @@ def _strftime_now(form: str) -> str:
 def _check_attribute(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"{name!r} cannot be kept in a namespace: its name begins with an underscore")
+
+
+def _mistake(error: TemplateSyntaxError) -> str:
+    return _reason(f"line {error.lineno}: {error.message}")
 
 
 def _reason(text: str) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`load_template`: the chat template of a checkpoint, or of a file that its owner names instead.
 
-Rules: a template is read as text and no more. Whether it is a good one is seen when it is used, in its own process.
+Rules: a template is read as text, and never run here. A file that its owner names must be a template; whether the
+checkpoint's own is one is seen when it is used, as such a checkpoint still completes prompts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from metrale_ray.errors import CheckpointError, ConfigError
 from metrale_ray.serve.limits import ServeLimits
+from metrale_ray.serve.templates.environment import syntax_mistake
 from metrale_ray.serve.templates.renderer import DEFAULT, Renderer
 from metrale_ray.serve.text import Tokenizer
 
@@ -42,6 +44,9 @@ def _read(file: Path) -> str:
         raise ConfigError(f"the chat template {file} has more than {MAX_FILE_BYTES} bytes; give a jinja2 file")
     if not text.strip():
         raise ConfigError(f"the chat template {file} is empty; give a jinja2 file")
+    mistake = syntax_mistake(text)
+    if mistake is not None:
+        raise ConfigError(f"the chat template {file} is no jinja2 template: {mistake}; correct it")
     return text
 
 

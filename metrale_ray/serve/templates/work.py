@@ -8,7 +8,7 @@ where the limit is passed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from metrale_ray.errors import RequestError
@@ -20,7 +20,7 @@ CHARACTERS_PER_VALUE = 16
 
 def framed(template: str, variables: Mapping[str, Any], max_characters: int, continue_at: str | None = None) -> bytes:
     """The work as JSON. Raises RequestError when the variables pass `max_characters`, or are no JSON."""
-    _check_size(variables, max_characters)
+    _check_size(dict(variables), max_characters)
     work = {
         "template": template,
         "variables": variables,
@@ -47,10 +47,10 @@ def _check_size(variables: Mapping[str, Any], max_characters: int) -> None:
         room -= CHARACTERS_PER_VALUE
         if isinstance(value, str):
             room -= len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             room -= sum(map(len, value))
             todo += value.values()
-        elif isinstance(value, Sequence):
+        elif isinstance(value, list | tuple):
             todo += value
         if room < CHARACTERS_PER_VALUE * len(todo):
             raise RequestError(

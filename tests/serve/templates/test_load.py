@@ -43,6 +43,7 @@ def test_the_checkpoints_own_template_is_used_unless_a_file_is_named(tmp_path: P
         (None, "No such file"),
         (b"\xff", "can't decode byte"),
         (b" \n", "is empty"),
+        (b"{{ 'x' }}\n{% if %}", "is no jinja2 template: line 2: Expected an expression"),
         (b"x" * (MAX_FILE_BYTES + 1), "more than 1048576 bytes"),
     ],
 )
