@@ -37,7 +37,7 @@ HERMES = [
     ("hello", Answer("hello")),
     (
         f"Hi. \n{_block('now', '{}')}\n{_block('f', '[1]')} bye\n",
-        Answer(f'Hi. \n<tool_call>\n{{"name": "f", "arguments": [1]}}\n</tool_call> bye\n', [("now", "{}")], True),
+        Answer('Hi. \n<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call> bye\n', [("now", "{}")], True),
     ),
     (f"Hi\n{_block('now', '{}')}\n", _whole("Hi", ("now", "{}"))),
     (f"{_block('now', '{}')} bye ", _whole("bye ", ("now", "{}"))),
