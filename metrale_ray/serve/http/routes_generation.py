@@ -13,17 +13,19 @@ from metrale_ray.serve.http.body import read_object
 from metrale_ray.serve.http.headers import ignored_fields
 from metrale_ray.serve.http.openapi import answer, json_body, work_failures
 from metrale_ray.serve.http.service import Service
+from metrale_ray.serve.openai.chat import start_chat
+from metrale_ray.serve.openai.chat_request import ChatRequest, parse_chat
 from metrale_ray.serve.openai.completion_request import CompletionRequest, parse_completion
 from metrale_ray.serve.openai.completions import start_completion
 
-GENERATION_BODIES = (CompletionRequest,)
+GENERATION_BODIES = (ChatRequest, CompletionRequest)
 
 
 def add_generation_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of chats and completions."""
     settings = service.settings.api
 
-    def answering(asked: CompletionRequest, start: Callable[[], Awaitable[Started]]) -> Answer:
+    def answering(asked: ChatRequest | CompletionRequest, start: Callable[[], Awaitable[Started]]) -> Answer:
         return Answer(
             start,
             service.drain,
@@ -31,6 +33,19 @@ def add_generation_routes(app: FastAPI, service: Service) -> None:
             max_request_s=service.limits.max_request_s,
             headers=ignored_fields(asked),
         )
+
+    @app.post(
+        "/v1/chat/completions",
+        tags=["generation"],
+        summary="Go on with a conversation",
+        responses={**answer("The answer, or a stream of its parts", streams=True), **work_failures()},
+        openapi_extra=json_body(ChatRequest),
+    )
+    async def chat(request: Request) -> Answer:
+        service.drain.check()
+        asked = parse_chat(await read_object(request, service.limits), settings)
+        call = service.call(request, asked.model, "chat")
+        return answering(asked, lambda: start_chat(call, asked))
 
     @app.post(
         "/v1/completions",

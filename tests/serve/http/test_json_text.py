@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metrale_ray.serve.failures import ApiError
+from metrale_ray.serve.http.json_text import MAX_CONTAINERS, MAX_MESSAGE_CHARACTERS, parse_object
+
+DEPTH = 100
+TEXTS = st.text(max_size=4)  # one strategy for all: making several takes a second each
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def refusal(data: bytes, max_depth: int = DEPTH) -> str:
+    began_s = time.process_time()
+    with pytest.raises(ApiError) as caught:
+        parse_object(data, max_depth)
+    assert time.process_time() - began_s < 2
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert len(caught.value.message) < MAX_MESSAGE_CHARACTERS + 100
+    caught.value.message.encode()
+    return caught.value.message
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=3))
+def test_every_object_comes_back_as_it_is(value: dict[str, Any]) -> None:
+    assert parse_object(json.dumps(value).encode(), DEPTH) == value
+    assert parse_object(json.dumps(value, ensure_ascii=False, indent=1).encode(), DEPTH) == value
+
+
+@given(st.binary(max_size=200) | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
+    try:
+        value = parse_object(data, DEPTH)
+    except ApiError:
+        return
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    assert isinstance(value, dict)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (rb'{"a": "\ud83d"}', "hex escape"),
+        (rb'{"a": "x \ude00 y"}', "surrogate"),
+        (rb'{"\ud83d": 1}', "hex escape"),
+        (b'{"a": "\xed\xa0\xbd"}', "unicode"),
+        (b'{"a": "\xff"}', "unicode"),
+        ('{"a": 1}'.encode("utf-16"), "line 1"),
+        ('{"a": 1}'.encode("utf-8-sig"), "line 1"),
+        (b'{"a": 1, "a": 2}', "uplicate key"),
+        (b'{"o": {"a": 1, "b": [], "a": 2}}', "uplicate key"),
+        (b'{"a": NaN}', "line 1"),
+        (b'{"a": -Infinity}', "line 1"),
+        (b'{"a": 1e400}', "too large"),
+        (b'{"a": [[{"b": -1E+999}]]}', "too large"),
+        (b'{"a": ' + b"9" * 400 + b".0}", "too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "out of range"),
+        (b'{"a": "\x00"}', "control character"),
+        (b"", "EOF"),
+        (b"{", "EOF"),
+        (b"{} {}", "trailing"),
+        (b"[]", "a list"),
+        (b'"text"', "a text"),
+        (b"1", "a number"),
+        (b"null", "null"),
+        (b"true", "true or false"),
+        (b"[" * 3000, "recursion"),
+        (b'{"tools": ' + b"[" * 3000, "recursion"),
+        (b'{"a":' * 1000 + b"1" + b"}" * 1000, "recursion"),
+        (b'{"' + b"k" * 100_000 + b'": 1, "' + b"k" * 100_000 + b'": 2}', "uplicate key"),
+        (b'{"a": [' + b"{}," * MAX_CONTAINERS + b"1]}", "brackets"),
+    ],
+)
+def test_what_is_no_safe_object_is_refused_with_its_reason(data: bytes, says: str) -> None:
+    assert says in refusal(data)
+
+
+def test_the_limit_of_depth_is_exact_and_counts_lists_and_objects() -> None:
+    for depth in (1, 2, 7, 100):
+        data = b'{"a": ' + b"[" * (depth - 1) + b"1" + b"]" * (depth - 1) + b"}"
+        parse_object(data, depth)
+        if depth > 1:
+            assert f"more than {depth - 1} deep" in refusal(data, depth - 1)
+
+
+def test_brackets_in_texts_count_for_no_depth() -> None:
+    assert parse_object(json.dumps({"a": "[{" * 5000}).encode(), 1) == {"a": "[{" * 5000}
+
+
+def test_a_null_character_and_large_numbers_that_are_finite_are_taken() -> None:
+    assert parse_object(rb'{"a": "\u0000", "b": 1e308, "c": 1e-320, "d": "1e999"}', DEPTH) == {
+        "a": "\x00",
+        "b": 1e308,
+        "c": 1e-320,
+        "d": "1e999",
+    }
