@@ -16,7 +16,6 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import FrontClient, Output, RequestHandle
 from metrale_ray.serve.answers import Answers
 from metrale_ray.serve.deltas import Delta
@@ -128,7 +127,8 @@ class Front:
         try:
             while not answers.finished:
                 _take(await handle.aget(), answers, handle)
-                _take_what_is_there(answers, handle)
+                for output in handle.ready():  # one step gives each of a request's sequences an output
+                    _take(output, answers, handle)
                 if answers.has_news:
                     yield answers
         finally:
@@ -139,13 +139,3 @@ class Front:
 def _take(output: Output, answers: Answers, handle: RequestHandle) -> None:
     if answers.push(output):
         handle.finish(output.index)
-
-
-def _take_what_is_there(answers: Answers, handle: RequestHandle) -> None:
-    """One step gives each of a request's sequences an output: they make one item."""
-    while not answers.finished:
-        try:
-            output = handle.get(0)
-        except (TimeoutError, EngineDead):
-            return  # nothing is there, or nothing more will be, which the next wait says
-        _take(output, answers, handle)

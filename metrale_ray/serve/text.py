@@ -37,6 +37,7 @@ class Tokenizer:
         self._silent: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
         self._special_ids = _special_ids(inner)
+        self._rust = _rust_of(inner)
 
     @property
     def vocab_size(self) -> int:
@@ -86,9 +87,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`. Spaces are kept as they are; ids that stand for no token have no text."""
-        text = self.inner.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        ids = list(token_ids)
+        if self._rust is not None:  # once or twice for each token that is generated
+            return str(self._rust.decode(ids, skip_special_tokens=skip_special_tokens))
+        text = self.inner.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
     def token_text(self, token_id: int) -> str:
@@ -152,6 +154,17 @@ def _byte_token_ids(inner: Any) -> frozenset[int]:
     vocabulary = inner.get_vocab()
     ids = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
     return frozenset() if None in ids else frozenset(ids)
+
+
+def _rust_of(inner: Any) -> Any | None:
+    """The tokenizer in Rust, where decoding with spaces as they are is nothing but a call of it; else None."""
+    kind = type(inner)
+    is_plain = (
+        inner.is_fast
+        and kind.decode.__module__ == "transformers.tokenization_utils_base"
+        and kind._decode.__module__ == "transformers.tokenization_utils_tokenizers"
+    )
+    return inner.backend_tokenizer if is_plain else None
 
 
 def _special_ids(inner: Any) -> frozenset[int]:

@@ -55,6 +55,18 @@ def test_a_request_of_several_sequences_is_read_until_each_has_ended() -> None:
         handle.get()
 
 
+def test_what_is_there_is_taken_without_waiting_and_tells_of_no_death() -> None:
+    handle, _ = a_handle()
+    assert handle.ready() == []
+    handle.put(output(1))
+    handle.put(output(2))
+    handle.die(EngineDead("gone"))
+    assert handle.ready() == [output(1), output(2)]
+    assert handle.ready() == []
+    with pytest.raises(EngineDead, match="gone"):
+        handle.get()
+
+
 def test_a_refusal_is_the_end_of_all_sequences() -> None:
     handle, sent = a_handle(3)
     refusal = Output(7, 0, (), "error", None, ("c", "m"), is_refusal=True)

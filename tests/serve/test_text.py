@@ -119,6 +119,18 @@ def test_the_pieces_joined_are_the_decode_of_all_ids_however_they_come(name: str
     assert detokenizer.flush() == ""
 
 
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_decode_is_the_librarys_own(name: str, skip: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    size = tokenizer.vocab_size
+    runs = [[(first + 7 * step) % (size + 3) for step in range(4)] for first in range(size + 3)]
+    runs += [[], *(tokenizer.encode(text) for text in TEXTS)]
+    for ids in runs:
+        expected = tokenizer.inner.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert tokenizer.decode(tuple(ids), skip) == expected
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_character_is_shown_with_its_last_byte_and_never_before(text: str) -> None:
     tokenizer = TOKENIZERS["byte_level"]

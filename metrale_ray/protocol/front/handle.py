@@ -57,6 +57,13 @@ class RequestHandle:
             finally:
                 self._forget(waiter)
 
+    def ready(self) -> list[Output]:
+        """The outputs that are there, in order; none is waited for, and no death is told."""
+        with self._changed:
+            outputs = list(self._outputs)
+            self._outputs.clear()
+            return outputs
+
     def abort(self) -> None:
         """Ask the head to end all sequences; their last outputs then say "abort". Does nothing once they have ended."""
         self._ask(Abort(self.request_id))
