@@ -31,9 +31,11 @@ from metrale_ray.serve.openai import mistakes
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.fields import ListOf, SchemaOrText, StopTexts, TokenId
 from metrale_ray.serve.openai.request import Request
-from metrale_ray.serve.openai.structured import OPEN, ResponseFormat, StructuredOptions, check_constraint
+from metrale_ray.serve.openai.structured import OPEN, Choices, ResponseFormat, StructuredOptions, check_constraint
 
-TokenKey = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")]
+_DECIMAL = "^(0|[1-9][0-9]{0,9})$"
+
+TokenKey = Annotated[str, Field(pattern=_DECIMAL)]
 """A token id as a key."""
 
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
@@ -80,7 +82,11 @@ class SamplingFields(Request):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
-    logit_bias: dict[TokenKey, Bias] | None = Field(None, description="What to add to the logits of token ids.")
+    logit_bias: dict[TokenKey, Bias] | None = Field(
+        None,
+        description="What to add to the logits of token ids.",
+        json_schema_extra={"propertyNames": {"pattern": _DECIMAL}},
+    )
     allowed_token_ids: Annotated[ListOf[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[ListOf[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     stop: StopTexts | None = Field(None, description="Texts that end the answer.")
@@ -96,7 +102,7 @@ class SamplingFields(Request):
     structured_outputs: StructuredOptions | None = None
     guided_json: SchemaOrText | None = Field(None, json_schema_extra={"deprecated": True})
     guided_regex: str | None = Field(None, json_schema_extra={"deprecated": True})
-    guided_choice: ListOf[str] | None = Field(None, json_schema_extra={"deprecated": True})
+    guided_choice: Choices | None = Field(None, json_schema_extra={"deprecated": True})
     guided_grammar: str | None = Field(None, json_schema_extra={"deprecated": True})
     priority: int = Field(0, ge=I32_MIN, le=I32_MAX, description="The lower number goes first.")
     user: str | None = Field(None, description="Taken, and not used.")

@@ -23,6 +23,9 @@ from metrale_ray.serve.openai import mistakes
 from metrale_ray.serve.openai.fields import ListOf, Object, SchemaOrText
 
 OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+"""Of the objects inside requests, which stay as the client wrote them."""
+
+Choices = Annotated[ListOf[str], Field(min_length=1)]
 
 
 @with_config(OPEN)
@@ -50,7 +53,7 @@ class StructuredOptions(TypedDict):
     json: NotRequired[Annotated[SchemaOrText | None, Field(description="A JSON schema, or its text.")]]
     json_object: NotRequired[Annotated[bool | None, Field(description="true: any JSON object.")]]
     regex: NotRequired[str | None]
-    choice: NotRequired[ListOf[str] | None]
+    choice: NotRequired[Choices | None]
     grammar: NotRequired[Annotated[str | None, Field(description="A grammar in Lark's form, or EBNF with `::=`.")]]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.failures import ApiError
@@ -23,7 +24,7 @@ from metrale_ray.serve.openai.request import unknown_fields
 from tests.serve.openai.bodies import BOTH, CHAT, COMPLETION, SETTINGS, Read, refused
 from tests.serve.openai.served import model
 
-SOON_S = 1.0
+SOON_S = 1.0  # of this thread's own time
 INF, NAN = math.inf, math.nan
 
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -101,9 +102,9 @@ def test_null_is_not_given(read: Read, body: dict[str, Any]) -> None:
 def test_a_small_body_cannot_order_much_work(
     read: Read, body: dict[str, Any], more: dict[str, Any], limit: str, param: str
 ) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     error = refused(read, body | more)
-    assert time.monotonic() - start < SOON_S
+    assert time.thread_time() - start < SOON_S
     assert (error.param, error.code) == (param, "limit_exceeded")
     assert limit in error.message
     assert str(getattr(ServeLimits(), limit)) in error.message
@@ -142,13 +143,13 @@ def test_a_body_that_is_no_object_is_refused(body: Any) -> None:
 @BOTH
 @pytest.mark.parametrize("extra", [0, 10**6])
 def test_a_million_wrong_items_make_one_short_error_soon(read: Read, body: dict[str, Any], extra: int) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     for name in ("stop_token_ids", "allowed_token_ids", "bad_words", "messages", "prompt", "guided_choice"):
         if name not in body and name in ("messages", "prompt"):
             continue
         limits = ApiSettings(ServeLimits(max_messages=10**7))
         refused(read, body | {name: [None] * (1 + extra)}, limits)
-    assert time.monotonic() - start < SOON_S
+    assert time.thread_time() - start < SOON_S
 
 
 @BOTH
@@ -192,16 +193,20 @@ def _bodies(kind: type[Any], base: dict[str, Any]) -> st.SearchStrategy[dict[str
 @pytest.mark.parametrize(
     ("kind", "read", "base"), [(ChatRequest, parse_chat, CHAT), (CompletionRequest, parse_completion, COMPLETION)]
 )
-def test_whatever_comes_is_a_request_with_legal_parameters_or_a_400(
+def test_whatever_comes_is_a_400_or_a_request_with_legal_parameters_that_the_json_schema_allows(
     kind: type[Any], read: Read, base: dict[str, Any], scale: int
 ) -> None:
-    @settings(max_examples=150 * scale)
+    document = Draft202012Validator(kind.model_json_schema())
+
+    @settings(max_examples=75 * scale)
     @given(_bodies(kind, base))
     def check(body: dict[str, Any]) -> None:
         result = _read_or_error(read, body)
         if isinstance(result, ApiError):
             json.dumps(result.body(), allow_nan=False)
-        assert isinstance(result, SamplingParams) or result.status == 400
+            assert result.status == 400
+        else:
+            assert document.is_valid(body | {"messages": CHAT["messages"]})  # others read what is in a message
 
     check()
 
