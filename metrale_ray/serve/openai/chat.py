@@ -30,6 +30,7 @@ from metrale_ray.serve.openai.preparing import prepared
 from metrale_ray.serve.openai.stream import streamed
 from metrale_ray.serve.openai.tool_fields import Tool, chosen_function
 from metrale_ray.serve.parsing.choose import form_of, make_parser, needs_special_tokens, reasoning_at, reasoning_end
+from metrale_ray.serve.parsing.forms import special_ids
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.parsing.tool_grammar import tool_grammar
 from metrale_ray.serve.templates.tokens import chat_token_ids
@@ -136,13 +137,16 @@ async def _token_ids(call: Call, text: str) -> list[int]:
 def _params(call: Call, request: ChatRequest, after: str | None) -> SamplingParams:
     """The parameters; what tool_choice demands goes before the request's own form."""
     tools, choice = _tools(request), request.choice_of_tools
-    grammar = tool_grammar(tools, choice, call.model.tool_parser, request.parallel_tool_calls) if tools else None
+    model = call.model
+    form = form_of(model.tool_parser, choice) if tools else None
+    ids = special_ids(form, model.tokenizer)
+    grammar = tool_grammar(tools, choice, model.tool_parser, request.parallel_tool_calls, ids)
     return chat_params(
         request,
-        call.model,
+        model,
         tool_outputs=None if grammar is None else StructuredOutputs(grammar=grammar, after=after),
         after=after,
-        keep_special_tokens=bool(tools) and needs_special_tokens(form_of(call.model.tool_parser, choice)),
+        keep_special_tokens=needs_special_tokens(form, model.reasoning_parser, model.tokenizer),
     )
 
 
