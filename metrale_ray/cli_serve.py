@@ -8,6 +8,7 @@ is ready, one line on standard output says where; everything else goes to standa
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.options import NONE, ServiceOptions, model_options, service_options, split_options
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+NEEDED = ("fastapi", "uvicorn", "pydantic", "jiter", "prometheus_client")
 ACCESS_LOGGER = "metrale_ray.serve.http"
 
 MODEL_FLAGS = (
@@ -94,6 +96,9 @@ def service_defaults() -> dict[str, str]:
 def serve(given: Mapping[str, Any], answers: TextIO) -> int:
     """Serve until a signal ends it; 0 when it ended in order."""
     model, options = _options(given)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve needs {', '.join(missing)}; install them: pip install 'metrale-ray[serve]'")
     use_ray_token(model.config.address)
     from metrale_ray.service.service import Service
 

@@ -157,13 +157,16 @@ class Engine:
         }
 
     async def check_health(self) -> None:
-        """Raises EngineDead when the engine has ended, is not heard of, or does not move."""
+        """Raises EngineDead when the engine has ended, is not heard of for 10 s, or does not move.
+
+        A session is lost after 10 s of silence; a head that is held up for less is not worth the loss of all that runs.
+        """
         death = self._watch.death
         if death is not None:
             raise EngineDead(death.message, rank=death.rank)
-        health = self._link.health()
-        if not health.is_ready:
-            raise EngineDead(health.ready_reason)
+        reason = self._link.lost_reason() or self._link.health().moving_reason
+        if reason:
+            raise EngineDead(reason)
 
     async def __del__(self) -> None:
         """Wait for what runs, within the time to drain, and end the engine. Ray Serve calls it, and waits."""

@@ -102,6 +102,10 @@ class EngineLink:
         ready = self._ready_reason() or moving
         return Health(not ready, ready, not moving, moving)
 
+    def lost_reason(self) -> str:
+        """Why there is no session with a ready engine; "" while there is one, even if it is not heard of just now."""
+        return "" if self._front is not None and self._reason_of_death() is None else self._reason()
+
     def figures(self) -> Mapping[str, Any]:
         """What the head told last."""
         return self._told
@@ -160,8 +164,11 @@ class EngineLink:
             self._told = {**self._told, "phase": "ended"}
 
     def _reason(self) -> str:
+        return self._reason_of_death() or self._why_not
+
+    def _reason_of_death(self) -> str | None:
         death = self._client.death if self._client is not None else None
-        return death.message if death is not None else self._why_not
+        return None if death is None else death.message
 
     def _ready_reason(self) -> str:
         client = self._client

@@ -10,9 +10,9 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
 
-from metrale_ray.errors import CheckpointError
+from metrale_ray.errors import CheckpointError, RequestError
+from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.backend import Backend, GenerationDefaults, ServedModel
 from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.limits import ServeLimits
@@ -85,35 +85,20 @@ def read_defaults(path: Path) -> GenerationDefaults:
         values = dict(json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"cannot read {file}: {error}") from error
-    return GenerationDefaults(
-        temperature=_number(file, values, "temperature", 0, 100),
-        top_p=_number(file, values, "top_p", 0, 1),
-        top_k=_top_k(file, values),
-        min_p=_number(file, values, "min_p", 0, 1),
-        repetition_penalty=_number(file, values, "repetition_penalty", 0, 100),
-        max_tokens=_integer(file, values, "max_new_tokens", 1),
-    )
+    found = {name: values[own] for name, own in _NAMES.items() if values.get(own) is not None}
+    try:
+        checked = SamplingParams(**found)
+    except (RequestError, TypeError) as error:
+        raise CheckpointError(f"{file} cannot be used for requests: {error}") from error
+    return GenerationDefaults(**{name: getattr(checked, name) for name in found})
 
 
-def _number(file: Path, values: dict[str, Any], name: str, least: float, most: float) -> float | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise CheckpointError(f"{file}: {name} is {value!r}; it must be a number from {least} to {most}")
-    return float(value)
-
-
-def _integer(file: Path, values: dict[str, Any], name: str, least: int) -> int | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise CheckpointError(f"{file}: {name} is {value!r}; it must be an integer of at least {least}")
-    return value
-
-
-def _top_k(file: Path, values: dict[str, Any]) -> int | None:
-    """0 and -1 both mean all."""
-    value = _integer(file, values, "top_k", -1)
-    return 0 if value == -1 else value
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_tokens": "max_new_tokens",
+}
+"""Of each parameter, its name in the file."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.25
 TOLD_TIMEOUT_S = 5.0
 """Once the engine has ended, everybody who waits is told at once; then their connections may end."""
+
+LOST_TIMEOUT_S = 30.0
+"""How long an engine may be lost that has not ended: long enough for a new session with one that was held up."""
 
 OnReady = Callable[[str, tuple[str, ...], list[dict[str, Any]]], None]
 
@@ -81,7 +85,7 @@ class Service:
             with self._stopping.handled():
                 self._wait_ready(server, link)
                 on_ready(_url(listener), served.names, cluster.ranks)
-                self._wait_end(server)
+                self._wait_end(server, link)
                 self._end(server, app)
 
     async def _find(self) -> EngineAddress:
@@ -99,8 +103,15 @@ class Service:
         while not self._is_over(server) and not link.health().is_ready:
             self._stopping.wait(LOOK_S)
 
-    def _wait_end(self, server: HttpServer) -> None:
+    def _wait_end(self, server: HttpServer, link: EngineLink) -> None:
+        """A head that is stopped has not ended; when its session stays lost, it is given up all the same."""
+        seen_s = time.monotonic()
         while not self._is_over(server):
+            reason = link.lost_reason()
+            if not reason:
+                seen_s = time.monotonic()
+            elif time.monotonic() > seen_s + LOST_TIMEOUT_S:
+                self._note_death(EngineDead(reason, rank=0))
             self._stopping.wait(LOOK_S)
 
     def _is_over(self, server: HttpServer) -> bool:
