@@ -34,12 +34,19 @@ class HeadActor:
         self._host = host or _node_address()
         self._head = Head(config, self._host)
 
-    async def listen(self, worker_keys: dict[int, str], front_key: str) -> tuple[dict[int, HeadAddress], str, str]:
+    async def listen(
+        self, worker_keys: dict[int, str], front_key: str, places: list[dict[str, Any]]
+    ) -> tuple[dict[int, HeadAddress], str, str]:
         """Open every door, to the processes with these public keys alone: one address for each worker, the fronts' one
-        and the head's own public key."""
+        and the head's own public key. `places`: where each rank is, for whoever asks."""
         addresses = await self._head.listen(worker_keys)
+        self._head.note_places(places)
         self._head.allow_front(front_key)
         return addresses, self._head.front_address, self._head.public_key
+
+    async def allow_front(self, public_key: str) -> None:
+        """Let one more front connect."""
+        self._head.allow_front(public_key)
 
     async def serve(self) -> None:
         """Run the engine to its end."""

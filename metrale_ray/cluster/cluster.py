@@ -90,6 +90,15 @@ class Cluster:
             raise self.failure() or EngineDead(f"rank 0 does not answer: {first_line(error)}", rank=0) from error
         return {**numbers, "ranks": self.ranks}
 
+    def allow_front(self, public_key: str) -> None:
+        """Let the front with this key connect to the head. Raises EngineDead."""
+        if not self._is_ready or not ray.is_initialized():
+            raise EngineDead(RAY_GONE)
+        try:
+            ray.get(self._actors[0].allow_front.remote(public_key), timeout=STOP_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise self.failure() or EngineDead(f"rank 0 does not answer: {first_line(error)}", rank=0) from error
+
     def wait_ended(self, timeout_s: float) -> EngineDead | None:
         """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
         runs = list(self._runs)  # `close` may empty it meanwhile
@@ -123,8 +132,12 @@ class Cluster:
         except ray.exceptions.RayError as error:
             log.warning("the head did not stop by itself: %s", first_line(error))
 
-    def close(self) -> None:
-        """End every actor, give the resources back, and end Ray if it was started here. May be called again."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End every actor, give the resources back, and end Ray if it was started here. May be called again.
+
+        `at_once`: the current step is not waited for.
+        """
+        self._is_stopped |= at_once
         with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
             closing.callback(self._session.leave)  # also one whose start was interrupted
             if ray.is_initialized():
@@ -173,7 +186,7 @@ class Cluster:
         public_keys = [worker.public_key.remote() for worker in workers]
         self.ranks = [self._of(rank, ref) for rank, ref in enumerate(places)]
         keys = {rank: self._of(rank, ref) for rank, ref in enumerate(public_keys, start=1)}
-        listening = head.listen.remote(keys, self.front_keys.public)
+        listening = head.listen.remote(keys, self.front_keys.public, self.ranks)
         addresses, self.front_address, self.head_key = self._of(0, listening)
         self._runs = [head.serve.remote()]
         self._runs += [worker.run.remote(addresses[rank]) for rank, worker in enumerate(workers, start=1)]
