@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from metrale_ray.serve.parsing import hermes, llama3_json, mistral, named_call
 from metrale_ray.serve.text import Tokenizer
@@ -40,26 +40,29 @@ _HERMES = Form(
     between_calls=None,
     between_blocks="\n",
 )
-_LLAMA3_JSON = replace(
-    _HERMES,
+_LLAMA3_JSON = Form(
     marker=llama3_json.TAG,
     opening="",
+    before_name='{"name": "',
     before_arguments='", "parameters": ',
+    behind_arguments="}",
     closing="",
     between_calls=llama3_json.SEPARATOR + " ",
     between_blocks=None,
     starts_bare=True,
 )
-_MISTRAL = replace(
-    _HERMES,
+_MISTRAL = Form(
     marker=mistral.MARKER,
     opening=" [",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    behind_arguments="}",
     closing="]",
     between_calls=", ",
     between_blocks=None,
 )
-_MISTRAL_NAMED = replace(
-    _MISTRAL,
+_MISTRAL_NAMED = Form(
+    marker=mistral.MARKER,
     opening="",
     before_name="",
     before_arguments=named_call.ARGUMENTS,
