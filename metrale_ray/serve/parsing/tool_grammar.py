@@ -2,10 +2,10 @@
 """From tools to the grammar, in llguidance's Lark, that makes a model call them as its parser reads it.
 
 Rules. "required" and a named function: the answer is calls alone, each with a given name and with arguments of that
-tool's schema. "auto": the model is free to call or not; a grammar is needed only where a function is `strict`, whose
-calls then follow its schema, or where calls must not be parallel. White space is as models write it, without choice, so
-that none can be written without end. Leaves out: whether a schema compiles (`grammar`), which tools are allowed
-(`serve.openai`).
+tool's schema. "auto": the model is free to call or not, and a grammar is needed only where a function is `strict`,
+whose calls then follow its schema; where calls must not be parallel; or where an answer without calls has a schema of
+its own, so that an answer is either. White space in calls is as models write it, without choice, so that none can be
+written without end. Leaves out: whether a schema compiles (`grammar`), which tools are allowed (`serve.openai`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from metrale_ray.serve.parsing.choose import ToolChoice, form_of
 from metrale_ray.serve.parsing.forms import Form, form
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_OBJECT = {"type": "object"}
 _ANY_TEXT = "/(?s:.*)/"
 _NO_BRACKET_FIRST = r"/[ \t\r\n]*([^{ \t\r\n](?s:.*))?/"
 
@@ -32,11 +33,13 @@ def tool_grammar(
     tool_parser: str | None,
     parallel: bool = True,
     special_ids: Mapping[str, int] | None = None,
+    answer_schema: str | None = None,
 ) -> str | None:
     """The grammar of an answer to a request with these `tools`, which are checked ones; None where none is needed.
 
     `parallel`: several calls are allowed, but for a named function, which is called once. `special_ids`: see
-    `forms.special_ids`. Raises RequestError, with `param` such as "tools.0.function.parameters".
+    `forms.special_ids`. `answer_schema`: that of an answer without calls, as JSON text of one line; only for "auto".
+    Raises RequestError, with `param` such as "tools.0.function.parameters".
     """
     family = form_of(tool_parser, tool_choice)
     if not tools or tool_choice == "none" or family is None:
@@ -44,8 +47,11 @@ def tool_grammar(
     check_parameters(tools)
     ids = special_ids or {}
     if tool_choice in (None, "auto"):
+        rules = _Rules(form(family, ids), ids, parallel)
+        if answer_schema is not None:
+            return _checked(rules.either(tools, answer_schema))
         is_needed = not parallel or any(_is_strict(tool) for tool in tools)
-        return _checked(_Rules(form(family, ids), ids, parallel).free(tools)) if is_needed else None
+        return _checked(rules.free(tools)) if is_needed else None
     if isinstance(tool_choice, Mapping):
         name, parallel = tool_choice["function"]["name"], False
         tools = [tool for tool in tools if tool["function"]["name"] == name]
@@ -66,10 +72,15 @@ class _Rules:
 
     def forced(self, tools: Tools) -> str:
         """An answer of calls alone."""
-        marker = "" if self.form.starts_bare else self._literal(self.form.marker)
-        blocks = self._several("block", self.form.between_blocks)
-        start = [f"start: {blocks}", f"block: {_sequence(marker, 'body')}"]
+        start = ["start: blocks", *self._blocks("" if self.form.starts_bare else self._literal(self.form.marker))]
         return self._grammar(start, {_name(tool): arguments_schema(tool) for tool in tools})
+
+    def either(self, tools: Tools, answer_schema: str) -> str:
+        """An answer of calls alone, or of JSON."""
+        answer = "{}" if answer_schema == "true" else answer_schema
+        # The marker tells them apart at once: what both begin with, a lexer takes for one of them.
+        start = ["start: blocks | answer", f"answer: %json {answer}", *self._blocks(self._literal(self.form.marker))]
+        return self._grammar(start, _free_schemas(tools))
 
     def free(self, tools: Tools) -> str:
         """An answer of text with calls in it, or without."""
@@ -80,10 +91,11 @@ class _Rules:
             rules.append(f"until: TEXT {self._literal(self.form.marker)}")
         else:
             rules.append(f"until[suffix={marker}]: {text}")
-        any_object = {"type": "object"}
-        return self._grammar(
-            rules, {_name(tool): arguments_schema(tool) if _is_strict(tool) else any_object for tool in tools}
-        )
+        return self._grammar(rules, _free_schemas(tools))
+
+    def _blocks(self, marker: str) -> list[str]:
+        blocks = self._several("block", self.form.between_blocks)
+        return [f"blocks: {blocks}", f"block: {_sequence(marker, 'body')}"]
 
     def _free_start(self) -> str:
         if self.form.starts_bare:
@@ -116,6 +128,11 @@ class _Rules:
         if text in self.special_ids:
             return f"<[{self.special_ids[text]}]>"
         return json.dumps(text) if text else ""
+
+
+def _free_schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """Of the arguments of tools that are called or not: any object where a function is not strict."""
+    return {_name(tool): arguments_schema(tool) if _is_strict(tool) else _ANY_OBJECT for tool in tools}
 
 
 def _name(tool: Mapping[str, Any]) -> str:

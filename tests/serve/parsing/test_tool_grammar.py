@@ -166,6 +166,20 @@ def test_the_parser_reads_whatever_a_grammar_lets_a_model_write(
             assert set(json.loads(arguments)) == ({"city"} if name == "weather" else set())
 
 
+@pytest.mark.parametrize(("family", "model_name", "write"), WAYS)
+def test_a_name_may_begin_another_one(
+    family: str | None, model_name: str, write: Writer, request: pytest.FixtureRequest
+) -> None:
+    model: Model = request.getfixturevalue(model_name)
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "f2", "f2-b.c")]
+    grammar = tool_grammar(tools, "required", family, True, model.ids(family or ""))
+    names = ("f2", "f", "f2-b.c", "f")
+    assert [model.allows(grammar, write(*((name, "{}") for name in given))) for given in (names, ("f2-",))] == [
+        True,
+        False,
+    ]
+
+
 STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
 FREE_WAYS = [way for way in WAYS if way[0] is not None]
 
@@ -191,6 +205,21 @@ def test_without_parallel_calls_a_free_answer_has_one_at_most(
     model: Model = request.getfixturevalue(model_name)
     grammar = tool_grammar(TOOLS, None, family, False, model.ids(family))
     assert [model.allows(grammar, text) for text in ("Hi", write(NOW), write(NOW, NOW))] == [True, True, False]
+
+
+@pytest.mark.parametrize(("family", "model_name", "write"), FREE_WAYS)
+def test_an_answer_with_a_schema_of_its_own_is_json_of_it_or_calls(
+    family: str, model_name: str, write: Writer, request: pytest.FixtureRequest
+) -> None:
+    model: Model = request.getfixturevalue(model_name)
+    schema = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+    grammar = tool_grammar(TOOLS, "auto", family, True, model.ids(family), schema)
+    tag = "<|python_tag|>" if family == "llama3_json" else ""
+    calls = [tag + write(NOW, WEATHER), tag + write(("weather", '{"a": 1}')), f'{tag}{write(NOW)}{{"a":1}}']
+    texts = ['{"a":1}', *calls[:2], "Hi", '{"a":""}', calls[2]]
+    assert [model.allows(grammar, text) for text in texts] == [True, True, True, False, False, False]
+    anything = tool_grammar(TOOLS, "auto", family, True, model.ids(family), "true")
+    assert [model.allows(anything, text) for text in ("[1]", tag + write(NOW), "Hi")] == [True, True, False]
 
 
 @pytest.mark.parametrize("family", [*TOOL_PARSERS, None])
