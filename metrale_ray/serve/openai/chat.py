@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,15 @@ from metrale_ray.serve.openai.generation import Generation
 from metrale_ray.serve.openai.parameters import chat_params, told_to
 from metrale_ray.serve.openai.preparing import prepared
 from metrale_ray.serve.openai.stream import streamed
+from metrale_ray.serve.openai.structured import constraint
 from metrale_ray.serve.openai.tool_fields import Tool, chosen_function
 from metrale_ray.serve.parsing.choose import form_of, make_parser, needs_special_tokens, reasoning_at, reasoning_end
 from metrale_ray.serve.parsing.forms import special_ids
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.parsing.tool_grammar import tool_grammar
 from metrale_ray.serve.templates.tokens import chat_token_ids
+
+_ANY_OBJECT = '{"type":"object"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +138,31 @@ async def _token_ids(call: Call, text: str) -> list[int]:
 
 
 def _params(call: Call, request: ChatRequest, after: str | None) -> SamplingParams:
-    """The parameters; what tool_choice demands goes before the request's own form."""
-    tools, choice = _tools(request), request.choice_of_tools
+    """The parameters, with the form that tools and the request's own form demand together."""
     model = call.model
-    form = form_of(model.tool_parser, choice) if tools else None
-    ids = special_ids(form, model.tokenizer)
-    grammar = tool_grammar(tools, choice, model.tool_parser, request.parallel_tool_calls, ids)
+    form = form_of(model.tool_parser, request.choice_of_tools) if _tools(request) else None
+    grammar = _tool_grammar(call, request, special_ids(form, model.tokenizer))
     return chat_params(
         request,
         model,
         tool_outputs=None if grammar is None else StructuredOutputs(grammar=grammar, after=after),
         after=after,
         keep_special_tokens=needs_special_tokens(form, model.reasoning_parser, model.tokenizer),
+    )
+
+
+def _tool_grammar(call: Call, request: ChatRequest, ids: Mapping[str, int]) -> str | None:
+    """The grammar that tools need; None: the request's own form holds, if it has one.
+
+    Where the answer has a schema, it may be calls instead. Any other form of its own leaves no room for calls.
+    """
+    own = constraint(request)
+    shape = None if own is None else own.outputs()
+    schema = None if shape is None else _ANY_OBJECT if shape.json_object else shape.json
+    if shape is not None and schema is None:
+        return None
+    return tool_grammar(
+        _tools(request), request.choice_of_tools, call.model.tool_parser, request.parallel_tool_calls, ids, schema
     )
 
 

@@ -217,6 +217,20 @@ def test_a_demanded_function_ends_with_stop_and_its_form_is_a_grammar_that_begin
     assert asked(Played([text], tool_parser="hermes"), tools=TOOLS) is None
 
 
+def test_an_answer_with_a_schema_may_be_calls_instead_where_tools_are_free() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"title": "Found"}}}
+    for body, has_calls in (
+        ({"response_format": schema}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"response_format": schema, "tool_choice": "none"}, False),
+        ({"structured_outputs": {"choice": ["Found"]}}, False),
+    ):
+        shape = asked(Played(["x"], tool_parser="hermes"), tools=TOOLS, **body)
+        assert shape is not None
+        assert ("look" in str(shape.grammar)) is has_calls
+        assert "Found" in str(shape) or body["response_format"] == {"type": "json_object"}
+
+
 def test_tool_choice_none_makes_everything_content_and_the_template_sees_no_tools() -> None:
     played = Played([CALLS], tool_parser="hermes")
     told = of_whole(asyncio.run(whole(played, [[0]], tools=TOOLS, tool_choice="none")))
