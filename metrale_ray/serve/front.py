@@ -2,9 +2,10 @@
 """`Front`: one engine as its user asks it: prompts in, answers with text out. Everything here is asyncio.
 
 Rules. A request that nobody waits for any more is aborted. Items of a stream hold everything that has arrived, however
-slowly they are taken. Answers to many prompts come in the order of the prompts; they are sent in order of priority,
-and at most `max_waiting` sequences and a number of prompt tokens at a time, so that no request of one call is refused
-because the head's queue is full.
+slowly they are taken: the whole answers so far (`stream`), or only what is new (`deltas`). Answers to many prompts come
+in the order of the prompts (`all`), or what is new of each as it comes (`deltas_of_all`); they are sent in order of
+priority, and at most `max_waiting` sequences and a number of prompt tokens at a time, so that no request of one call is
+refused because the head's queue is full.
 
 What it leaves out: what is legal (`prompts`), where the engine comes from and why it died (`llm`).
 """

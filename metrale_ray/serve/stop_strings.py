@@ -50,6 +50,8 @@ class StopStrings:
         """
         if self.found is not None:
             return "", self.found
+        if not self._root.next:
+            return text, None  # nothing is looked for
         pending = self._held + text
         for position in range(len(self._held), len(pending)):
             self._state = self._step(pending[position])

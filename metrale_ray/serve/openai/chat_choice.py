@@ -23,6 +23,16 @@ from metrale_ray.serve.text import Tokenizer
 _ALPHABET = string.ascii_letters + string.digits
 
 
+def long_call_id() -> str:
+    """As OpenAI's."""
+    return "call_" + secrets.token_hex(12)
+
+
+def short_call_id() -> str:
+    """Nine letters and digits: what templates of Mistral's models demand."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+
+
 @dataclass(frozen=True, slots=True)
 class ChatShape:
     """What a request wants to see of its answers, and how they are read.
@@ -37,17 +47,7 @@ class ChatShape:
     is_named: bool = False
     has_answer: bool = True
     has_token_ids: bool = False
-    call_id: Callable[[], str] = field(default_factory=lambda: long_call_id)
-
-
-def long_call_id() -> str:
-    """As OpenAI's."""
-    return "call_" + secrets.token_hex(12)
-
-
-def short_call_id() -> str:
-    """Nine letters and digits: what templates of Mistral's models demand."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+    call_id: Callable[[], str] = long_call_id
 
 
 @dataclass(slots=True)
