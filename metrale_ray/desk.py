@@ -94,10 +94,12 @@ class Desk:
                 priority=submit.priority,
                 deadline_s=None if timeout_s is None else arrived.at_s + timeout_s,
                 constraint=arrived.constraint,
+                arrived_s=arrived.at_s,
             )
         except RequestError as error:
             for request_id in request_ids:
                 self.clients.drop(request_id)
+            engine.counters.refused(error.code)
             self._answer(front, refusal(number, error))
             return
         finished = {index: request_ids[index] for index in arrived.finished}
@@ -114,6 +116,7 @@ class Desk:
         if ending.arrived is not None:
             for index in range(ending.arrived.submit.params.n):
                 reason: Literal["stop", "abort"] = "stop" if index in ending.arrived.finished else "abort"
+                engine.timelines.never_began(reason)
                 self._answer(front, Output(number, index, (), reason))
             return
         live = self.clients.of_request(front, number)

@@ -6,24 +6,26 @@ command settles nothing, and only the sequence that it belongs to is failed (`sc
 Desync pass through to the caller, who ends the engine. A client's request for n sequences is n requests here, taken or
 refused as a whole; from then on each goes its own way.
 
-It leaves out threads, sockets of fronts, Ray and the clock: `head` has them.
+It leaves out threads, sockets of fronts and Ray: `head` has them. The clock is read for the figures alone: what time
+decides, such as `expire`, is told.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metrale_ray.counters import Counters
+from metrale_ray.counters import CommandCounters, Counters
 from metrale_ray.errors import StartError
 from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.live import LiveRequest, check_constraint
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
 from metrale_ray.orders import OnProgress, Orders
-from metrale_ray.protocol.commands import FreeSlot, Load, Ping, Shutdown, Slot
+from metrale_ray.protocol.commands import Cmd, FreeSlot, Load, Ping, Shutdown, Slot
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import Verdict
@@ -37,12 +39,15 @@ from metrale_ray.scheduler.deadlines import Deadlines
 from metrale_ray.scheduler.plan import Plan, PlanRow, plan_command
 from metrale_ray.scheduler.request import FinishReason, Request, RequestId
 from metrale_ray.scheduler.scheduler import Emission, Scheduler
+from metrale_ray.timelines import Timelines
 from metrale_ray.vocabulary import check_vocabulary, within
 
 _TOO_LATE = (
     "the request's timeout_s passed before it ended, while it waited or ran; the tokens so far are good. Give it more "
     "time, ask for fewer tokens, or send it with a lower priority number."
 )
+
+_DECODES = (Cmd.DECODE, Cmd.DECODE_BATCH)  # no row of these is a sequence's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,10 @@ class Engine:
         deliver: Callable[[list[Delivery]], None],
     ) -> None:
         self.counters = Counters()
+        self.timelines = Timelines()
         self._orders = Orders(replica, model, session, links, step_timeout_s, self.counters)
         self._replica = replica
+        self._model = model
         self._vocab_size = model.vocab_size
         self._version = version
         self._seed = seed
@@ -112,13 +119,14 @@ class Engine:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        arrived_s: float | None = None,
         constraint: Constraint | None = None,
     ) -> None:
         """Take a client's request, one id for each of its `params.n` sequences; ids are never used again.
 
-        `deadline_s` is a time of the clock that `expire` is told. `constraint` is what `params.grammar` was compiled
-        to; each sequence gets a copy. Raises RequestError at once, and takes none of the sequences, when they can
-        never be served, or not now.
+        `deadline_s` is a time of the clock that `expire` is told. `arrived_s`: when the head got it (monotonic clock),
+        for the figures; None: now. `constraint` is what `params.grammar` was compiled to; each sequence gets a copy.
+        Raises RequestError at once, and takes none of the sequences, when they can never be served, or not now.
         """
         vocab_size = self._vocab_size
         check_vocabulary(prompt_token_ids, params, vocab_size)
@@ -134,6 +142,8 @@ class Engine:
             )
         )
         seed = params.seed if params.seed is not None else _derived_seed(self._seed, request_ids[0])
+        arrived_s = time.monotonic() if arrived_s is None else arrived_s
+        self.timelines.arrived(request_ids, len(prompt_token_ids), arrived_s)
         distinct = DistinctTokens(prompt_token_ids)
         for index, request_id in enumerate(request_ids):
             own = None if constraint is None else constraint.copy(eos, goes_on=params.ignore_eos)
@@ -143,12 +153,12 @@ class Engine:
 
     def abort(self, request_id: RequestId) -> None:
         """End a request whose client has gone, or whose text has ended; nothing is delivered for it any more."""
-        if self._forget(request_id):
+        if self._forget(request_id, "abort"):
             self.scheduler.abort(request_id)
 
     def finish(self, request_id: RequestId) -> None:
         """End a request whose text ended at a stop string: like `abort`, and counted as finished."""
-        if self._forget(request_id):
+        if self._forget(request_id, "stop"):
             self.scheduler.finish(request_id)
             self.counters.finished_requests += 1
 
@@ -167,12 +177,14 @@ class Engine:
         if self._recovery.is_under_way:
             self._continue_search()
             return True
+        began_s = time.monotonic()
         plan = self.scheduler.next_step()
         if plan is None:
             return False
+        plan_s = time.monotonic() - began_s
         self._free(plan.frees)
         if plan.rows:
-            self._run_plan(plan)
+            self._run_plan(plan, plan_s)
         return True
 
     def ping(self) -> None:
@@ -184,7 +196,7 @@ class Engine:
         self._orders.run(Shutdown())
 
     def stats(self) -> dict[str, Any]:
-        """Gauges and counters, as plain numbers."""
+        """Gauges and counters, as plain numbers. From any thread."""
         scheduler = self.scheduler
         return {
             "running": scheduler.num_running,
@@ -200,8 +212,17 @@ class Engine:
             "expired_requests": self.counters.expired_requests,
             "finished_requests": self.counters.finished_requests,
             "failures_by_kind": dict(self.counters.by_failure),
-            "digest": self._replica.slots.digest.hex(),
+            "digest": self.digest,
         }
+
+    @property
+    def digest(self) -> str:
+        """Rank 0's digest of the settled state, in hexadecimal. From any thread."""
+        return self._replica.slots.digest.hex()
+
+    def expert_tokens(self) -> list[int]:
+        """For how many tokens each expert was chosen. From any thread."""
+        return self._model.expert_tokens()
 
     # One step ------------------------------------------------------------------------------------------------------
 
@@ -209,8 +230,8 @@ class Engine:
         for slot in slots:
             self._orders.run_rowless(FreeSlot(slot))
 
-    def _run_plan(self, plan: Plan) -> None:
-        verdict = self._run_rows(plan.rows)
+    def _run_plan(self, plan: Plan, plan_s: float) -> None:
+        verdict = self._run_rows(plan.rows, plan_s)
         if not verdict.ok:
             self.scheduler.step_failed(plan)
             self._recovery.begin(plan.rows, verdict)
@@ -227,17 +248,25 @@ class Engine:
         if deliveries:
             self._deliver(deliveries)
 
-    def _run_rows(self, rows: Sequence[PlanRow]) -> Verdict:
-        verdict = self._orders.run(plan_command(rows, self._version))
+    def _run_rows(self, rows: Sequence[PlanRow], plan_s: float = 0.0) -> Verdict:
+        command = plan_command(rows, self._version)
+        if command.code not in _DECODES:
+            self.timelines.begin([row.request_id for row in rows if row.span.start == 0], time.monotonic())
+        verdict = self._orders.run(command)
+        counters = self.counters.of_command(command.code)
+        counters.plan_s += plan_s
         if verdict.ok:
             self.counters.steps += 1
-            self._answer(rows)
+            self._answer(rows, counters)
         return verdict
 
-    def _answer(self, rows: Sequence[PlanRow]) -> None:
+    def _answer(self, rows: Sequence[PlanRow], counters: CommandCounters) -> None:
         """Sample for the rows that give a token, extend or finish their sequences, and deliver."""
+        began_s = time.monotonic()
         readout = read_out(self._replica.logits, rows, self._live)
         self._replica.logits = None  # they are large, and have been read
+        sampled_s = time.monotonic()
+        counters.sample_s += sampled_s - began_s
         prompt = readout.prompt
         deliveries = [
             self._fail(request_id, error.code, error.message, prompt.pop(request_id, ()))
@@ -245,11 +274,13 @@ class Engine:
         ]
         token_ids = {request_id: each.token_id for request_id, each in readout.sampled.items()}
         emissions = self.scheduler.apply(Plan((), tuple(rows)), token_ids)
+        self.timelines.sampled(token_ids, sampled_s)
         deliveries += [self._delivery(emission, readout) for emission in emissions]
         deliveries += [Delivery(request_id, (), None, prompt_logprobs=some) for request_id, some in prompt.items()]
         self.counters.tokens += len(token_ids)
         if deliveries:
             self._deliver(deliveries)
+        counters.deliver_s += time.monotonic() - sampled_s
 
     def _delivery(self, emission: Emission, readout: Readout) -> Delivery:
         """One token, with what the step read of its request, which is taken out."""
@@ -257,7 +288,7 @@ class Engine:
         if finish_reason is None:
             self._live[request_id].note(token_id)
         else:
-            self._forget(request_id)
+            self._forget(request_id, finish_reason)
             self.counters.finished_requests += 1
         logprobs = readout.sampled[request_id].logprobs
         return Delivery(
@@ -273,15 +304,16 @@ class Engine:
     def _fail(
         self, request_id: RequestId, code: str, message: str, prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     ) -> Delivery:
-        self._forget(request_id)
+        self._forget(request_id, "error")
         self.scheduler.fail(request_id)
         self.counters.failed_requests += 1
         return Delivery(request_id, (), "error", error=(code, message), prompt_logprobs=prompt_logprobs)
 
-    def _forget(self, request_id: RequestId) -> bool:
+    def _forget(self, request_id: RequestId, reason: FinishReason) -> bool:
         """The request has ended; False when it was not here."""
         if self._live.pop(request_id, None) is None:
             return False
+        self.timelines.ended(request_id, reason, time.monotonic())
         self._deadlines.drop(request_id)
         self._recovery.drop(request_id)
         return True

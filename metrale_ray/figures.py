@@ -3,11 +3,28 @@
 
 Rules. Any thread may ask for the document at any moment: while the engine loads, computes, hangs or has ended. So it
 reads plain numbers that the engine's thread leaves behind, and waits for nothing. Each number is right by itself; two
-of them may be of moments a step apart.
+of them may be of moments a step apart. Counts and seconds are sums since the engine's start. What is not known yet, or
+does not exist, is null, 0 or empty; every key is always there.
 
 `has_work`: a sequence waits or runs, or a command is under way, while the engine is ready. `progress_age_s`: while
 there is work, the seconds since a command last completed on every rank, or since the engine last had nothing to do, if
 that was later; 0 without work, and before and after the engine is ready.
+
+    phase, why, epoch, uptime_s      starting, loading, ready or ended, and why it ended
+    has_work, progress_age_s, command   see above; command is the name of the one under way
+    running, waiting                 sequences with a slot and without; those that have just arrived wait too
+    cache                            blocks of the KV cache, and those that are free
+    preemptions, expired             sequences that lost their slot for a time; those whose time was up
+    prompt_tokens, generation_tokens     of prompts that were computed to their end; sampled
+    finished, rejected               sequences that ended, by reason; requests that were not taken, by the error's code
+    seconds                          `timelines`: queue, prefill, decode, end_to_end as histograms
+    commands                         by name: `counters.CommandCounters`
+    ranks                            `counters.RankCounters` of each, its state, place, load and experts
+    digest, digest_mismatches        of the settled state; replies that had another one
+    collectives                      sums between the ranks: how many, the bytes of one rank's part, seconds in them
+    expert_tokens                    by expert: tokens that it was chosen for, over all layers, failed steps included
+    fronts, refused_strangers        open sessions; frames and connections that were refused
+    left_out                         keys whose values were too large to be told
 """
 
 from __future__ import annotations
@@ -15,13 +32,49 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from metrale_ray.counters import RankCounters
 from metrale_ray.engine import Engine
 from metrale_ray.errors import MetraleError
+from metrale_ray.histogram import Histogram
+from metrale_ray.model.collectives import Collectives
+from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.protocol.commands import Progress
+from metrale_ray.protocol.fields import cut_text
+from metrale_ray.protocol.front.messages import MAX_DOCUMENT_CHARS
+from metrale_ray.protocol.limits import MAX_ERROR_CHARS
 
 Document = dict[str, Any]
+
+_LARGE = ("expert_tokens", "ranks", "commands", "rejected")
+"""What is left out of a document that is too large, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadView:
+    """The head at one moment, besides its engine's own numbers.
+
+    `loading`: progress by rank. `num_arrived` sequences are on their way to the engine, `num_dropped` were when their
+    front went. `refused`: requests that the head did not take, by code, besides those that the engine did not.
+    """
+
+    phase: str
+    loading: Mapping[int, Progress] = field(default_factory=dict)
+    failure: MetraleError | None = None
+    engine: Engine | None = None
+    collectives: Collectives | None = None
+    num_arrived: int = 0
+    num_dropped: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+    num_fronts: int = 0
+    num_strangers: int = 0
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The rank at fault, where one is."""
+        return getattr(self.failure, "rank", None)
 
 
 class Figures:
@@ -42,52 +95,123 @@ class Figures:
         """The engine has nothing to do (monotonic clock)."""
         self._idle_at_s = now_s
 
-    def document(
-        self,
-        phase: str,
-        loading: Mapping[int, Progress],
-        failure: MetraleError | None,
-        engine: Engine | None,
-        num_arrived: int,
-    ) -> Document:
-        """The figures now. `phase`, `loading` and `failure` are the head's; `num_arrived` sequences are on their way
-        to the engine."""
-        is_ready = engine is not None and phase == "ready"
-        running = engine.scheduler.num_running if engine is not None and is_ready else 0
-        waiting = engine.scheduler.num_waiting + num_arrived if engine is not None and is_ready else 0
-        command = engine.counters.command if engine is not None and is_ready else None
-        has_work = bool(running or waiting or command)
+    def document(self, view: HeadView) -> Document:
+        """The figures now."""
+        engine, failure, collectives = view.engine, view.failure, view.collectives
+        expert_tokens = engine.expert_tokens() if engine is not None else []
         return {
-            "phase": phase,
-            "why": failure.message if failure is not None else None,
+            "phase": view.phase,
+            "why": cut_text(failure.message, MAX_ERROR_CHARS) if failure is not None else None,
             "epoch": self._epoch,
             "uptime_s": round(time.monotonic() - self._started_at_s, 3),
+            **self._work(view),
+            **(_NO_ENGINE if engine is None else _of_engine(engine)),
+            **_requests(view),
+            "ranks": [self._rank(rank, view, len(expert_tokens)) for rank in range(self._num_ranks)],
+            "collectives": {"all_reduce": _sums(collectives)},
+            "expert_tokens": expert_tokens,
+            "fronts": view.num_fronts,
+            "refused_strangers": view.num_strangers,
+            "left_out": [],
+        }
+
+    def _work(self, view: HeadView) -> Document:
+        engine = view.engine if view.phase == "ready" else None
+        running = engine.scheduler.num_running if engine is not None else 0
+        waiting = engine.scheduler.num_waiting + view.num_arrived if engine is not None else 0
+        command = engine.counters.command if engine is not None else None
+        has_work = bool(running or waiting or command)
+        return {
             "has_work": has_work,
             "progress_age_s": self._progress_age_s(engine) if engine is not None and has_work else 0.0,
             "command": command,
             "running": running,
             "waiting": waiting,
-            "ranks": [self._rank(rank, phase, loading.get(rank), failure) for rank in range(self._num_ranks)],
         }
 
     def _progress_age_s(self, engine: Engine) -> float:
         moved_at_s = max(engine.counters.completed_at_s, self._idle_at_s)
         return round(max(0.0, time.monotonic() - moved_at_s), 3)
 
-    def _rank(self, rank: int, phase: str, progress: Progress | None, failure: MetraleError | None) -> Document:
-        place = self._places.get(rank, {})
-        is_at_fault = failure is not None and getattr(failure, "rank", None) == rank
+    def _rank(self, rank: int, view: HeadView, num_experts: int) -> Document:
+        place, progress = self._places.get(rank, {}), view.loading.get(rank)
+        counters = view.engine.counters.by_rank[rank] if view.engine is not None else RankCounters()
+        experts = experts_of(num_experts, rank, self._num_ranks)
         return {
             "rank": rank,
-            "state": "failed" if is_at_fault else phase,
+            "state": "failed" if view.failed_rank == rank else view.phase,
             "pid": place.get("pid"),
             "node": place.get("node"),
             "address": place.get("address"),
             "loaded_bytes": progress.done_bytes if progress is not None else None,
             "total_bytes": progress.total_bytes if progress is not None else None,
+            "first_expert": experts.start,
+            "num_experts": len(experts),
+            **asdict(counters),
         }
 
 
 def document_text(document: Document) -> str:
-    """`document` as JSON, for `Told`."""
+    """`document` as JSON that `Told` may carry: what is too large for it is left out, and named."""
+    left_out: list[str] = []
+    text = _dumped(document)
+    for key in _LARGE:
+        if len(text) <= MAX_DOCUMENT_CHARS:
+            break
+        left_out.append(key)
+        document = {**document, key: type(document[key])(), "left_out": left_out}
+        text = _dumped(document)
+    return text
+
+
+def _dumped(document: Document) -> str:
     return json.dumps(document, separators=(",", ":"))
+
+
+def _of_engine(engine: Engine) -> Document:
+    scheduler, counters, timelines = engine.scheduler, engine.counters, engine.timelines
+    return {
+        "cache": {"total_blocks": scheduler.num_total_blocks, "free_blocks": scheduler.num_free_blocks},
+        "preemptions": scheduler.num_preemptions,
+        "expired": counters.expired_requests,
+        "prompt_tokens": timelines.num_prompt_tokens,
+        "generation_tokens": counters.tokens,
+        "seconds": timelines.document(),
+        "commands": {
+            code.name.lower(): {**asdict(command), "by_status": dict(command.by_status)}
+            for code, command in dict(counters.by_command).items()
+        },
+        "digest": engine.digest,
+        "digest_mismatches": counters.digest_mismatches,
+    }
+
+
+_NO_ENGINE: Document = {
+    "cache": {"total_blocks": 0, "free_blocks": 0},
+    "preemptions": 0,
+    "expired": 0,
+    "prompt_tokens": 0,
+    "generation_tokens": 0,
+    "seconds": {name: Histogram().document() for name in ("queue", "prefill", "decode", "end_to_end")},
+    "commands": {},
+    "digest": None,
+    "digest_mismatches": 0,
+}
+
+
+def _requests(view: HeadView) -> Document:
+    engine = view.engine
+    rejected = dict(view.refused)
+    finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    if engine is not None:
+        finished = dict(engine.timelines.finished)
+        for code, count in dict(engine.counters.by_refusal).items():
+            rejected[code] = rejected.get(code, 0) + count
+    finished["abort"] += view.num_dropped
+    return {"finished": finished, "rejected": rejected}
+
+
+def _sums(collectives: Collectives | None) -> Document:
+    if collectives is None:
+        return {"count": 0, "bytes": 0, "seconds": 0.0}
+    return {"count": collectives.num_sums, "bytes": collectives.num_bytes, "seconds": collectives.sums_s}

@@ -25,9 +25,9 @@ from typing import Any
 from metrale_ray.compiling import Compiling
 from metrale_ray.config import EngineConfig
 from metrale_ray.desk import ByFront, Desk, refusal
-from metrale_ray.engine import Delivery, Engine
+from metrale_ray.engine import Engine
 from metrale_ray.errors import EngineDead, MetraleError, RequestError
-from metrale_ray.figures import Figures, document_text
+from metrale_ray.figures import Figures, HeadView, document_text
 from metrale_ray.grammar.grammars import Grammars
 from metrale_ray.inbox import Arrived, Inbox
 from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
@@ -79,7 +79,7 @@ class Head:
         self._engine: Engine | None = None
         self._collectives: Collectives | None = None
         self._figures = Figures(config.ep_size, FIRST_EPOCH)
-        self._stats: dict[str, Any] = {}  # replaced whole by the engine thread, between steps
+        self._refused: dict[str, int] = {}  # requests that the loop's side did not take, by code
 
     async def listen(self, worker_keys: Mapping[int, str]) -> dict[int, HeadAddress]:
         """Check the checkpoint, and open every door: one address for each worker, which only the process with that
@@ -146,9 +146,9 @@ class Head:
         self._inbox.wake()
 
     async def stats(self) -> dict[str, Any]:
-        """Gauges and counters after the last step."""
-        strangers = self._fronts.num_refused + sum(t.num_refused for t in self._transports.values())
-        return {**self._stats, "refused_strangers": strangers}
+        """Gauges and counters, as they are now."""
+        stats = self._engine.stats() if self._engine is not None else {}
+        return {**stats, "epoch": FIRST_EPOCH, "refused_strangers": self._num_strangers}
 
     def note_places(self, places: Sequence[Mapping[str, Any]]) -> None:
         """Where each rank is, for the figures: maps with `rank`, `pid`, `node`, `address`."""
@@ -156,8 +156,20 @@ class Head:
 
     def figures(self) -> dict[str, Any]:
         """What `figures` says of the engine now, whatever its phase. Never waits; from any thread."""
-        state = self._state
-        return self._figures.document(state.phase, state.progress, state.failure, self._engine, len(self._inbox))
+        state, inbox = self._state, self._inbox
+        view = HeadView(
+            state.phase,
+            state.progress,
+            state.failure,
+            self._engine,
+            self._collectives,
+            inbox.num_sequences,
+            inbox.num_dropped,
+            dict(self._refused),
+            self._fronts.num_fronts,
+            self._num_strangers,
+        )
+        return self._figures.document(view)
 
     # The loop's side ----------------------------------------------------------------------------------------------
 
@@ -175,6 +187,7 @@ class Head:
             if message.params.grammar is not None:
                 self._compiling.start(arrived)
         except RequestError as error:
+            self._refused[error.code] = self._refused.get(error.code, 0) + 1
             self._fronts.post(front, [refusal(message.request_id, error)])
 
     def _refuse(self, arrived: Arrived, error: RequestError) -> None:
@@ -197,6 +210,10 @@ class Head:
         setup = self._required_setup()
         return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=FIRST_EPOCH)
 
+    @property
+    def _num_strangers(self) -> int:
+        return self._fronts.num_refused + sum(t.num_refused for t in self._transports.values())
+
     def _figures_text(self) -> str:
         return document_text(self.figures())
 
@@ -210,7 +227,6 @@ class Head:
         failure: MetraleError | None = None
         try:
             engine = self._engine = self._start(self._required_setup())
-            self._note_stats(engine)
             self._state = HeadState("ready", {})
             self._run(engine)
             engine.shutdown()
@@ -231,7 +247,7 @@ class Head:
             self._collectives,
             num_blocks,
             epoch=FIRST_EPOCH,
-            deliver=self._deliver,
+            deliver=self._desk.deliver,
             on_load=self._note_progress,
         )
 
@@ -265,7 +281,6 @@ class Head:
             self._take(engine)
             engine.expire(time.monotonic())
             worked = engine.step()
-            self._note_stats(engine)
             if worked:
                 next_ping = time.monotonic() + self._config.idle_ping_s
                 continue
@@ -277,7 +292,6 @@ class Head:
 
     def _take(self, engine: Engine) -> None:
         if self._desk.take(engine):
-            self._note_stats(engine)
             self._desk.flush()
 
     def _send(self, outputs: ByFront) -> None:
@@ -285,15 +299,6 @@ class Head:
 
     def _drop(self, front: FrontId, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._fronts.drop, front, reason)
-
-    def _note_stats(self, engine: Engine) -> None:
-        """Before anybody is told of a step, and after each."""
-        self._stats = {**engine.stats(), "epoch": FIRST_EPOCH}
-
-    def _deliver(self, deliveries: list[Delivery]) -> None:
-        if self._engine is not None:
-            self._note_stats(self._engine)  # whoever has its last token finds it in the figures
-        self._desk.deliver(deliveries)
 
     def _describe(self, error: Exception) -> MetraleError:
         """The failure as whoever waits gets it: a start's own error, and EngineDead once the engine was ready."""

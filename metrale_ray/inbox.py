@@ -62,12 +62,24 @@ class Inbox:
         self._requests: dict[tuple[FrontId, int], Arrived] = {}  # in the order in which they came, or were ready
         self._preparing: dict[tuple[FrontId, int], Arrived] = {}
         self._num_prompt_tokens = 0
+        self._num_sequences = 0
+        self._num_dropped = 0
         self._endings: deque[Ending | Gone] = deque()
         self._is_woken = False
 
     def __len__(self) -> int:
         """Requests that wait here."""
         return len(self._requests) + len(self._preparing)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the requests that wait here. From any thread."""
+        return self._num_sequences
+
+    @property
+    def num_dropped(self) -> int:
+        """Sequences whose front went while they waited here. From any thread."""
+        return self._num_dropped
 
     def submit(self, front: FrontId, submit: Submit, now_s: float) -> Arrived:
         """Put a request; one with a grammar waits for `ready` or `withdraw`.
@@ -82,6 +94,7 @@ class Inbox:
             arrived = Arrived(front, submit, now_s)
             (self._requests if submit.params.grammar is None else self._preparing)[key] = arrived
             self._num_prompt_tokens += num_tokens
+            self._num_sequences += submit.params.n
             self._changed.notify_all()
             return arrived
 
@@ -124,7 +137,7 @@ class Inbox:
         """The front has gone: what it asked for and the engine has not heard is let go at once."""
         with self._changed:
             for key in [key for key in (*self._requests, *self._preparing) if key[0] == front]:
-                self._remove(key)
+                self._num_dropped += self._remove(key).submit.params.n
             self._endings.append(Gone(front))
             self._changed.notify_all()
 
@@ -157,6 +170,7 @@ class Inbox:
     def _remove(self, key: tuple[FrontId, int]) -> Arrived:
         arrived = (self._requests if key in self._requests else self._preparing).pop(key)
         self._num_prompt_tokens -= len(arrived.submit.prompt_token_ids)
+        self._num_sequences -= arrived.submit.params.n
         return arrived
 
     def _check_room(self, num_tokens: int) -> None:

@@ -10,13 +10,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from metrale_ray.counters import Counters
-from metrale_ray.errors import LinkLost
+from metrale_ray.counters import CommandCounters, Counters, RankCounters
+from metrale_ray.errors import Desync, LinkLost
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
-from metrale_ray.protocol.commands import Command, Decode, FreeSlot, Progress, Rank, command_rows
+from metrale_ray.protocol.commands import (
+    Cmd,
+    Command,
+    CommandFrame,
+    Decode,
+    FreeSlot,
+    Progress,
+    Rank,
+    Reply,
+    command_rows,
+)
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import Verdict, judge
@@ -27,6 +36,8 @@ log = logging.getLogger(__name__)
 ROWLESS_TRIES = 2
 
 OnProgress = Callable[[Rank, Progress], None]
+
+_NAMES = {code: code.name.lower() for code in Cmd}
 
 
 class Orders:
@@ -47,19 +58,21 @@ class Orders:
         self._links = links
         self._step_timeout_s = step_timeout_s
         self._counters = counters
+        counters.by_rank = self._ranks = [RankCounters() for _ in range(len(links) + 1)]
 
     def run(self, command: Command, on_progress: OnProgress | None = None) -> Verdict:
         """Run one command on every rank and judge it. Raises LinkLost or Desync."""
-        self._counters.command = command.code.name.lower()
-        frame = self._broadcast(command)
-        replies = [self._replica.run(frame)]
-        for link in self._links:
-            replies.append(link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress)))
-        verdict = judge(frame, replies)
+        counters, kind = self._counters, self._counters.of_command(command.code)
+        counters.command = _NAMES[command.code]
+        try:
+            verdict = self._run_timed(command, kind, on_progress)
+        except (LinkLost, Desync) as error:
+            kind.count("lost" if isinstance(error, LinkLost) else "desync")
+            raise
         self._session.settle(verdict.ok)
-        self._counters.commands += 1
-        self._counters.command = None
-        self._counters.completed_at_s = time.monotonic()
+        counters.commands += 1
+        counters.command = None
+        kind.count(verdict.kind.value)
         if not verdict.ok:
             self._note_failure(verdict)
         return verdict
@@ -75,7 +88,34 @@ class Orders:
             rank=verdict.rank,
         )
 
-    def _broadcast(self, command: Command) -> Any:
+    def _run_timed(self, command: Command, kind: CommandCounters, on_progress: OnProgress | None) -> Verdict:
+        began_s = time.monotonic()
+        frame = self._broadcast(command)
+        sent_s = time.monotonic()
+        replies = [self._replica.run(frame)]
+        ran_s = now_s = time.monotonic()
+        timing = replies[0].timing
+        self._ranks[0].note(0.0, timing)
+        for link, counters in zip(self._links, self._ranks[1:], strict=True):
+            reply = link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress))
+            now_s = time.monotonic()
+            counters.note(now_s - ran_s, reply.timing)
+            replies.append(reply)
+        kind.send_s += sent_s - began_s
+        kind.run_s += ran_s - sent_s
+        kind.reduce_s += timing.waited_us * 1e-6
+        kind.reply_s += now_s - ran_s
+        self._counters.completed_at_s = now_s
+        return self._judge(frame, replies)
+
+    def _judge(self, frame: CommandFrame, replies: Sequence[Reply]) -> Verdict:
+        try:
+            return judge(frame, replies)
+        except Desync:
+            self._counters.digest_mismatches += sum(reply.digest != replies[0].digest for reply in replies)
+            raise
+
+    def _broadcast(self, command: Command) -> CommandFrame:
         match command:
             case FreeSlot(slot):
                 return self._ep.ep_broadcast_cmd_for_seq(command, slot)

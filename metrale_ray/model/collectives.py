@@ -47,6 +47,8 @@ class Collectives(ABC):
         self.world = world
         self.hidden_size = hidden_size
         self.waited_s = 0.0  # in the reductions of this step
+        self.num_sums = self.num_bytes = 0  # since the start, failures included
+        self.sums_s = 0.0
         self.at_phase: Callable[[Phase, int], None] = _nothing  # called around each reduction, with its number
         self._layer = 0
         self._buffer = torch.zeros(max_tokens * hidden_size + 1, dtype=dtype, device=device)
@@ -97,7 +99,11 @@ class Collectives(ABC):
     def _timed_sum(self, flat: torch.Tensor) -> None:
         started = time.monotonic()
         self._sum(flat)
-        self.waited_s += time.monotonic() - started
+        took_s = time.monotonic() - started
+        self.waited_s += took_s
+        self.sums_s += took_s
+        self.num_sums += 1
+        self.num_bytes += flat.nbytes
 
     def _flat(self) -> torch.Tensor:
         return self._buffer[: self._num_tokens * self.hidden_size + 1]

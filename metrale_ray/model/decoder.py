@@ -58,6 +58,11 @@ class Decoder:
             x_TH = layer(x_TH, step)
         return x_TH
 
+    def expert_tokens(self) -> list[int]:
+        """For how many tokens each expert was chosen so far, over all layers; empty without experts."""
+        loads_E = [layer.mlp.num_tokens_E for layer in self._layers if isinstance(layer.mlp, SparseMlp)]
+        return [int(count) for count in torch.stack(loads_E).sum(dim=0).tolist()] if loads_E else []
+
     def logits(self, x_TH: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Final norm and output head of some rows, fp32 [R, V]; rank 0 only."""
         assert self._final_norm_H is not None, "only rank 0 holds the final norm"
@@ -81,11 +86,11 @@ class _Layer:
         self._mlp_norm_H = weights["post_attention_layernorm"]
         self._attention = SelfAttention(number, config, weights, attention, product)
         build = _sparse_mlp if config.sparse_layers[number] else _dense_mlp
-        self._mlp: Mlp = build(config, weights, collectives, product)
+        self.mlp: Mlp = build(config, weights, collectives, product)
 
     def __call__(self, x_TH: torch.Tensor, step: Step) -> torch.Tensor:
         x_TH = x_TH + self._attention(rms_norm(x_TH, self._input_norm_H, self._eps), step)
-        return x_TH + self._mlp(rms_norm(x_TH, self._mlp_norm_H, self._eps))
+        return x_TH + self.mlp(rms_norm(x_TH, self._mlp_norm_H, self._eps))
 
 
 def _dense_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, product: Product) -> Mlp:
@@ -96,7 +101,9 @@ def _sparse_mlp(config: DecoderConfig, weights: Weights, collectives: Collective
     assert config.moe is not None, "a sparse layer has experts"
     mine = experts_of(config.moe.num_experts, collectives.rank, collectives.world)
     activation = ACTIVATIONS[config.activation]
-    experts = LocalExperts(mine, weights["experts.gate_up"], weights["experts.down"], activation, product)
+    experts = LocalExperts(
+        mine, weights["experts.gate_up"], weights["experts.down"], activation, product, config.moe.num_experts
+    )
     return SparseMlp(config.moe, weights["router"], experts, collectives, product)
 
 

@@ -135,6 +135,11 @@ class TransformerModel(Model):
         """Rows of the output head."""
         return self.decoder_config.vocab_size
 
+    def expert_tokens(self) -> list[int]:
+        """For how many tokens each expert was chosen since the load."""
+        decoder = self._decoder
+        return decoder.expert_tokens() if decoder is not None else []
+
     def argmax_batch(self, logits_RV: torch.Tensor) -> list[int]:
         """The index of each row's largest value, the first one on a tie."""
         return [int(index) for index in logits_RV.argmax(dim=-1).tolist()]

@@ -4,8 +4,8 @@
 Rules. `chosen` holds global numbers; only experts in `mine` are computed, absent ones cost nothing and add zero. A
 token's sum is over its choices in order, whatever else is in the step.
 
-Shapes: T tokens, H hidden, K experts per token, I intermediate, L local experts, P = T·K (token, expert) pairs,
-S the local ones of them, sorted by expert.
+Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, L local experts, P = T·K (token, expert)
+pairs, S the local ones of them, sorted by expert.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class LocalExperts:
         down_LHI: torch.Tensor,
         activation: Activation,
         product: Product,
+        num_experts: int,
     ) -> None:
         self._mine = mine
+        self.num_tokens_E = torch.zeros(num_experts, dtype=torch.int64, device="cpu")  # chosen so far, of all ranks
         self._gate_up = gate_up_L2IH.unbind(0)
         self._down = down_LHI.unbind(0)
         self._inner_size = down_LHI.shape[-1]
@@ -84,7 +86,9 @@ class LocalExperts:
     def _local_pairs(self, experts_P: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """The pairs of local experts, sorted by expert, and (local expert, number of its pairs) where there are any."""
         order_P = torch.argsort(experts_P, stable=True)
-        counts = torch.bincount(experts_P, minlength=self._mine.stop).tolist()
+        counts_E = torch.bincount(experts_P, minlength=len(self.num_tokens_E)).cpu()  # whose sizes the products need
+        self.num_tokens_E += counts_E
+        counts = counts_E.tolist()
         first = sum(counts[: self._mine.start])
         local = [(number, n) for number, n in enumerate(counts[self._mine.start : self._mine.stop]) if n]
         return order_P[first : first + sum(n for _, n in local)], local

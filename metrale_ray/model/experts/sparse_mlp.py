@@ -3,7 +3,7 @@
 
 Every rank routes every token from its own copy of the hidden state, adds its own experts' share into the collectives'
 payload, and gets the sum over all ranks. One reduction per layer, also on a rank without experts or tokens for them.
-The residual is the caller's, added once after the reduction. Shapes: T tokens, H hidden.
+The residual is the caller's, added once after the reduction. Shapes: T tokens, H hidden, E experts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class SparseMlp:
         self._config = config
         self._router_EH = router_EH
         self._experts = experts
+        self.num_tokens_E = experts.num_tokens_E  # the very tensor that the experts add to
         self._collectives = collectives
         self._product = product
 
