@@ -11,9 +11,10 @@ import itertools
 import socket
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
@@ -31,10 +32,13 @@ from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.templates.load import load_template
 from metrale_ray.serve.templates.renderer import Renderer
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
+from metrale_ray.service.server import listen
 from tests.fixtures.succ import write_succ
 from tests.fixtures.tiny import VOCAB_SIZE
 from tests.fixtures.tokenizer import write_tokenizer
 from tests.test_head import TIMEOUT_S, Process, running, until
+
+T = TypeVar("T")
 
 MODEL_NAME = "succ"
 MAX_MODEL_LEN = 4000
@@ -75,18 +79,23 @@ class HttpThread:
     """An ASGI app behind uvicorn on a loop of its own thread. `url` has no slash at its end."""
 
     def __init__(self, app: Any) -> None:
-        self._listener = socket.create_server((HOST, 0), backlog=1024)
+        self._listener = listen(HOST, 0)
         self.url = f"http://{HOST}:{self._listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1)
         self._server = _Server(config)
-        self._loop = asyncio.new_event_loop()
+        make_loop = config.get_loop_factory()
+        self._loop = asyncio.new_event_loop() if make_loop is None else make_loop()
         self._thread = threading.Thread(target=self._run, name="rig-http", daemon=True)
         self._thread.start()
         assert self._server.is_up.wait(TIMEOUT_S)
 
-    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Let `work` run on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
+        return self.begin(work).result(TIMEOUT_S)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -35,8 +35,8 @@ async def read_object(request: Request, limits: ServeLimits) -> dict[str, Any]:
 def _check_form(request: Request) -> None:
     kinds = request.headers.getlist("content-type")
     if len(kinds) != 1:
-        given = "no Content-Type" if not kinds else "several Content-Types"
-        raise _unsupported(f"{given} was given; send Content-Type: application/json")
+        given = "no Content-Type was given" if not kinds else f"{len(kinds)} Content-Types were given"
+        raise _unsupported(f"{given}; send Content-Type: application/json")
     header = Message()
     header["Content-Type"] = kinds[0]
     if header.get_content_type() != "application/json" or not kinds[0].strip().lower().startswith("application/json"):

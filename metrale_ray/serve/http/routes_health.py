@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.http.drain import draining
+from metrale_ray.serve.http.openapi import failures
 from metrale_ray.serve.http.service import Service
 from metrale_ray.serve.http.settings import LIVE_PATH
 
@@ -28,15 +29,15 @@ def add_health_routes(app: FastAPI, service: Service) -> None:
     async def live() -> dict[str, Any]:
         return OK
 
-    @app.get("/health", summary="The same as /health/ready")
-    @app.get("/health/ready", summary="Whether requests are answered now")
+    @app.get("/health", summary="The same as /health/ready", responses=failures(503))
+    @app.get("/health/ready", summary="Whether requests are answered now", responses=failures(503))
     async def ready() -> dict[str, Any]:
         if service.drain.is_draining:
             raise draining()
         _check(not_ready_reasons(service), "not_ready")
         return OK
 
-    @app.get("/health/progress", summary="Whether work that waits is done")
+    @app.get("/health/progress", summary="Whether work that waits is done", responses=failures(503))
     async def progress() -> dict[str, Any]:
         reasons = [
             f"{model.names[0]}: {health.moving_reason}"
