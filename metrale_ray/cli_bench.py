@@ -231,7 +231,8 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "server", f"{report['url']}, {report['endpoint']} of {report['model']}"
     yield "load", load if report["load"]["kind"] != "trace" else f"trace, {load}"
     yield "duration", f"{report['duration_s']:.2f} s"
-    yield "requests", f"{requests['succeeded']} succeeded, {requests['failed']} failed{unfinished}"
+    ended = f"{requests['succeeded']} succeeded, {requests['failed']} failed{unfinished}"
+    yield "requests", f"{ended}; {requests['most_at_once']} at once at most"
     for code, error in report["errors"].items():
         yield "error", f"{error['count']} x {code}: {error['message']}"
     yield "tokens", f"{tokens['input']} in, {tokens['output']} out (counted by {tokens['counted_by']})"
@@ -248,9 +249,11 @@ def _warnings(report: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"note: {note}" for note in report["notes"])
     client = report["client"]
     if client["is_bottleneck"]:
+        share, late_ms = client["cpu_share"], client["lag_ms"]["p99"] or 0.0
         yield (
-            f"warning: this client may be the limit: it took {client['cpu_share']:.0%} of a core, and its loop was "
-            f"{client['lag_ms']['p99'] or 0.0:.0f} ms late (p99); run it on another machine, or with less load"
+            f"warning: these figures may be this client's more than the server's: it took {share:.0%} of a core, and its "
+            f"loop was {late_ms:.0f} ms late (p99), as on a machine that others keep busy; run it elsewhere, or with "
+            "less load"
         )
     if report["interrupted"]:
         yield "interrupted: the figures are of what had ended until then"

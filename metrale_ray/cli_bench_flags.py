@@ -32,25 +32,33 @@ TARGET_FLAGS = (
     Flag(("--model",), "the model to ask for (default: the first that the server names)", metavar="NAME"),
     Flag(("--endpoint",), "what is asked (default: completions)", metavar="chat|completions"),
     Flag(("--api-key-env",), "name of the environment variable that holds the key", metavar="NAME"),
-    Flag(("--timeout-s",), "seconds without a byte until a request has failed (default: 600)", seconds),
+    Flag(("--timeout-s",), "seconds without a byte until a request has failed (default: 600)", seconds, "X"),
 )
 LOAD_FLAGS = (
-    Flag(("--concurrency",), "clients, each sending its next request when its last has ended (default: 8)", positive),
-    Flag(("--rate",), "instead: requests a second on average, at random times, whether or not answers come", rate),
+    Flag(
+        ("--concurrency",), "clients, each sending its next request when its last has ended (default: 8)", positive, "N"
+    ),
+    Flag(("--rate",), "instead: requests a second on average, at random times, whether or not answers come", rate, "X"),
     Flag(
         ("--trace",), "instead: times and lengths from a CSV file, gzipped or not, as Azure's LLM traces", str, "FILE"
     ),
-    Flag(("--speed",), "with --trace: how many times as quick (default: 1)", rate),
-    Flag(("--requests",), "requests in all (default: 100, or the whole trace; no end with --seconds)", positive),
-    Flag(("--seconds",), "no new request after so many seconds", seconds),
+    Flag(("--speed",), "with --trace: how many times as quick (default: 1)", rate, "X"),
+    Flag(("--requests",), "requests in all (default: 100, or the whole trace; no end with --seconds)", positive, "N"),
+    Flag(("--seconds",), "no new request after so many seconds", seconds, "X"),
     Flag(("--seed",), "another seed gives other prompts, lengths and times (default: 0)", int),
 )
 PROMPT_FLAGS = (
-    Flag(("--input-len",), "tokens of a prompt: 128, uniform:16:512 or lognormal:MEAN:SIGMA (default: 128)"),
-    Flag(("--output-len",), "tokens to generate, in the same forms (default: 128)"),
-    Flag(("--max-input-len",), "cut longer prompts to this", positive),
-    Flag(("--max-output-len",), "cut longer answers to this", positive),
-    Flag(("--vocab-size",), "prompts of random token ids below this, for a server that has no /tokenize", positive),
+    Flag(
+        ("--input-len",),
+        "tokens of a prompt: 128, uniform:16:512 or lognormal:MEAN:SIGMA (default: 128)",
+        metavar="LENGTHS",
+    ),
+    Flag(("--output-len",), "tokens to generate, in the same forms (default: 128)", metavar="LENGTHS"),
+    Flag(("--max-input-len",), "cut longer prompts to this", positive, "N"),
+    Flag(("--max-output-len",), "cut longer answers to this", positive, "N"),
+    Flag(
+        ("--vocab-size",), "prompts of random token ids below this, for a server that has no /tokenize", positive, "N"
+    ),
     Flag(
         ("--prompts-file",),
         'instead: a file with {"prompt": ...} or {"prompt_token_ids": [...]} in each line',

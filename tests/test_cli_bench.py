@@ -275,7 +275,13 @@ def test_a_table_has_throughput_times_and_errors(server: FakeServer, capsys: pyt
     server.refused = ("ignore_eos",)
     assert main(["bench", "serve", "--url", server.url, "--requests", "4", "--output-len", "4"]) == 1
     out = capsys.readouterr().out
-    for text in ("3 succeeded, 1 failed", "1 x code_429: no, 429", "output tokens/s", "time to first token", "p99"):
+    for text in (
+        "3 succeeded, 1 failed; 4 at once at most",
+        "1 x code_429: no, 429",
+        "output tokens/s",
+        "time to first token",
+        "p99",
+    ):
         assert text in out
     assert "note: ignore_eos is refused" in out
 
@@ -285,7 +291,7 @@ def test_a_client_that_is_the_limit_says_so(
 ) -> None:
     monkeypatch.setattr(report, "is_bottleneck", lambda lag_p99_s, cpu_share: True)
     assert main(["bench", "serve", "--url", server.url, "--requests", "2"]) == 0
-    assert "warning: this client may be the limit: it took" in capsys.readouterr().out
+    assert "warning: these figures may be this client's more than the server's: it took" in capsys.readouterr().out
 
 
 def test_an_interrupt_writes_what_was_seen_and_ends_as_interrupted(
