@@ -36,6 +36,20 @@ def ensure_model(folder: Path | None = None) -> Path:
     return folder
 
 
+def ensure_tokenizer(folder: Path) -> Path:
+    """The same folder, with a tokenizer of one word for each id."""
+    if not (folder / "tokenizer.json").exists():
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import WhitespaceSplit
+        from transformers import PreTrainedTokenizerFast
+
+        rust = Tokenizer(WordLevel({f"w{number}": number for number in range(SIZES["vocab_size"])}, unk_token="w0"))
+        rust.pre_tokenizer = WhitespaceSplit()
+        PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="w2").save_pretrained(folder)
+    return folder
+
+
 def _write(folder: Path) -> None:
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
