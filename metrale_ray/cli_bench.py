@@ -251,9 +251,9 @@ def _warnings(report: Mapping[str, Any]) -> Iterator[str]:
     if client["is_bottleneck"]:
         share, late_ms = client["cpu_share"], client["lag_ms"]["p99"] or 0.0
         yield (
-            f"warning: these figures may be this client's more than the server's: it took {share:.0%} of a core, and its "
-            f"loop was {late_ms:.0f} ms late (p99), as on a machine that others keep busy; run it elsewhere, or with "
-            "less load"
+            f"warning: these figures may be this client's more than the server's: it took {share:.0%} of a core, and "
+            f"its loop was {late_ms:.0f} ms late (p99), as on a machine that others keep busy; run it elsewhere, or "
+            "with less load"
         )
     if report["interrupted"]:
         yield "interrupted: the figures are of what had ended until then"
