@@ -59,6 +59,16 @@ HERMES = [
     ('<tool_call>{"name":"f","name":"now"}', Answer('<tool_call>{"name":"f","name":"now"}')),
     ('<tool_call>{"name":"f","arguments":"[]"}', Answer('<tool_call>{"name":"f","arguments":"[]"}')),
     ("</tool_call>", Answer("</tool_call>")),
+    (
+        '<tool_call>{"name":"f","arguments":{"a":tru}}<tool_call>{"name":"now"}',
+        Answer("}}", [("f", '{"a":tru'), ("now", "{}")]),
+    ),
+    ('<tool_call>{"name":"a\\n"}', Answer('<tool_call>{"name":"a\\n"}')),
+    ('<tool_call>{"name":"\\ud800"}', Answer('<tool_call>{"name":"\\ud800"}')),
+    (
+        '<tool_call>{"name":"f","arguments":"{\\"\\ud800\\":1}"}',
+        Answer('<tool_call>{"name":"f","arguments":"{\\"\\ud800\\":1}"}'),
+    ),
 ]
 
 
@@ -77,6 +87,10 @@ MISTRAL = [
     ("[TOOL_CALLS] [[TOOL_CALLS]f{}", _whole("[TOOL_CALLS] [", ("f", "{}"))),
     ("[TOOL_CALLS]now [TOOL_CALLS]f{}", _whole("[TOOL_CALLS]now", ("f", "{}"))),
     ("[TOOL_CALLS]now [ARGS][TOOL_CALLS]f{}", _whole("[TOOL_CALLS]now [ARGS]", ("f", "{}"))),
+    (f"[TOOL_CALLS]{'f' * 64}{{}}", _whole("", ("f" * 64, "{}"))),
+    (f"[TOOL_CALLS]{'f' * 65}{{}}", Answer(f"[TOOL_CALLS]{'f' * 65}{{}}")),
+    ("[TOOL_CALLS]f[CALL_ID]a[CALL_ID]b{}", Answer("[TOOL_CALLS]f[CALL_ID]a[CALL_ID]b{}")),
+    ("[TOOL_CALLS]f[ARGS][1]", Answer("[TOOL_CALLS]f[ARGS][1]")),
     ("[TOOL_CALLS] []", Answer("[TOOL_CALLS] []")),
     ("[TOOL_CALLS] and so on", Answer("[TOOL_CALLS] and so on")),
     ('[TOOL_CALLS]f{"a":}', Answer("}", [("f", '{"a":')])),
