@@ -78,7 +78,7 @@ class Counters:
     by_refusal: dict[str, int] = field(default_factory=dict)  # requests that were not taken, by the error's code
     by_command: dict[Cmd, CommandCounters] = field(default_factory=dict)
     by_rank: list[RankCounters] = field(default_factory=list)
-    command: str | None = None  # the one that is under way
+    command: Cmd | None = None  # the one that is under way
     completed_at_s: float = 0.0  # when the last one was judged (monotonic clock)
 
     def of_command(self, code: Cmd) -> CommandCounters:

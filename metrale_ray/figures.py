@@ -38,13 +38,13 @@ from typing import Any
 from metrale_ray.counters import RankCounters
 from metrale_ray.engine import Engine
 from metrale_ray.errors import MetraleError
-from metrale_ray.histogram import Histogram
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.protocol.commands import Progress
 from metrale_ray.protocol.fields import cut_text
 from metrale_ray.protocol.front.messages import MAX_DOCUMENT_CHARS
 from metrale_ray.protocol.limits import MAX_ERROR_CHARS
+from metrale_ray.timelines import Timelines
 
 Document = dict[str, Any]
 
@@ -105,7 +105,7 @@ class Figures:
             "epoch": self._epoch,
             "uptime_s": round(time.monotonic() - self._started_at_s, 3),
             **self._work(view),
-            **(_NO_ENGINE if engine is None else _of_engine(engine)),
+            **(_no_engine() if engine is None else _of_engine(engine)),
             **_requests(view),
             "ranks": [self._rank(rank, view, len(expert_tokens)) for rank in range(self._num_ranks)],
             "collectives": {"all_reduce": _sums(collectives)},
@@ -120,11 +120,11 @@ class Figures:
         running = engine.scheduler.num_running if engine is not None else 0
         waiting = engine.scheduler.num_waiting + view.num_arrived if engine is not None else 0
         command = engine.counters.command if engine is not None else None
-        has_work = bool(running or waiting or command)
+        has_work = bool(running or waiting or command is not None)
         return {
             "has_work": has_work,
             "progress_age_s": self._progress_age_s(engine) if engine is not None and has_work else 0.0,
-            "command": command,
+            "command": command.name.lower() if command is not None else None,
             "running": running,
             "waiting": waiting,
         }
@@ -186,17 +186,18 @@ def _of_engine(engine: Engine) -> Document:
     }
 
 
-_NO_ENGINE: Document = {
-    "cache": {"total_blocks": 0, "free_blocks": 0},
-    "preemptions": 0,
-    "expired": 0,
-    "prompt_tokens": 0,
-    "generation_tokens": 0,
-    "seconds": {name: Histogram().document() for name in ("queue", "prefill", "decode", "end_to_end")},
-    "commands": {},
-    "digest": None,
-    "digest_mismatches": 0,
-}
+def _no_engine() -> Document:
+    return {
+        "cache": {"total_blocks": 0, "free_blocks": 0},
+        "preemptions": 0,
+        "expired": 0,
+        "prompt_tokens": 0,
+        "generation_tokens": 0,
+        "seconds": Timelines().document(),
+        "commands": {},
+        "digest": None,
+        "digest_mismatches": 0,
+    }
 
 
 def _requests(view: HeadView) -> Document:

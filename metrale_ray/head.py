@@ -87,7 +87,7 @@ class Head:
         config = self._config
         self._loop = asyncio.get_running_loop()
         self._setup = setup = await asyncio.to_thread(open_rank, config, 0, self._host)
-        self._compiling = Compiling(_grammars(setup), self._inbox, self._refuse)
+        self._compiling = Compiling(_grammars(setup), self._inbox, self._refuse_arrived)
         self._transports = transports = {
             rank: ZmqTransport.listen(self._host, f"rank {rank}", self._keys, worker_keys[rank])
             for rank in range(1, config.ep_size)
@@ -187,11 +187,14 @@ class Head:
             if message.params.grammar is not None:
                 self._compiling.start(arrived)
         except RequestError as error:
-            self._refused[error.code] = self._refused.get(error.code, 0) + 1
-            self._fronts.post(front, [refusal(message.request_id, error)])
+            self._refuse(front, message.request_id, error)
 
-    def _refuse(self, arrived: Arrived, error: RequestError) -> None:
-        self._fronts.post(arrived.front, [refusal(arrived.submit.request_id, error)])
+    def _refuse_arrived(self, arrived: Arrived, error: RequestError) -> None:
+        self._refuse(arrived.front, arrived.submit.request_id, error)
+
+    def _refuse(self, front: FrontId, number: int, error: RequestError) -> None:
+        self._refused[error.code] = self._refused.get(error.code, 0) + 1
+        self._fronts.post(front, [refusal(number, error)])
 
     def _tell_fronts(self) -> None:
         failure = self._state.failure

@@ -16,7 +16,6 @@ from metrale_ray.errors import Desync, LinkLost
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
 from metrale_ray.protocol.commands import (
-    Cmd,
     Command,
     CommandFrame,
     Decode,
@@ -36,8 +35,6 @@ log = logging.getLogger(__name__)
 ROWLESS_TRIES = 2
 
 OnProgress = Callable[[Rank, Progress], None]
-
-_NAMES = {code: code.name.lower() for code in Cmd}
 
 
 class Orders:
@@ -63,7 +60,7 @@ class Orders:
     def run(self, command: Command, on_progress: OnProgress | None = None) -> Verdict:
         """Run one command on every rank and judge it. Raises LinkLost or Desync."""
         counters, kind = self._counters, self._counters.of_command(command.code)
-        counters.command = _NAMES[command.code]
+        counters.command = command.code
         try:
             verdict = self._run_timed(command, kind, on_progress)
         except (LinkLost, Desync) as error:
