@@ -16,6 +16,7 @@ from metrale_ray.sampling.token_params import MAX_LOGPROBS
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.fields import ListOf, Object
+from metrale_ray.serve.openai.message_schema import MESSAGE_SCHEMA
 from metrale_ray.serve.openai.request import parse
 from metrale_ray.serve.openai.sampling_fields import SamplingFields
 from metrale_ray.serve.openai.structured import constraint
@@ -41,37 +42,7 @@ _NOT_IN_CHAT: dict[str, Unsupported] = {
     "media_io_kwargs": Unsupported(({},), "Only text is served."),
 }
 
-Message = Annotated[
-    Object,
-    WithJsonSchema(
-        {
-            "type": "object",
-            "title": "Message",
-            "required": ["role"],
-            "properties": {
-                "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-                "content": {
-                    "anyOf": [
-                        {"type": "string"},
-                        {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["type", "text"],
-                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                            },
-                        },
-                        {"type": "null"},
-                    ]
-                },
-                "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
-                "tool_call_id": {"type": ["string", "null"]},
-                "reasoning_content": {"type": ["string", "null"]},
-                "name": {"type": ["string", "null"]},
-            },
-        }
-    ),
-]
+Message = Annotated[Object, WithJsonSchema(MESSAGE_SCHEMA)]
 """One message, as the client wrote it."""
 
 

@@ -20,7 +20,7 @@ from metrale_ray.sampling.params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 Item = TypeVar("Item")
 
 
-def _nullable(schema: dict[str, Any]) -> None:
+def nullable(schema: dict[str, Any]) -> None:
     """A field that may be left out may be null, and says so."""
     required = schema.get("required", ())
     for name, one in schema.get("properties", {}).items():
@@ -34,7 +34,7 @@ def _nullable(schema: dict[str, Any]) -> None:
 class Fields(BaseModel):
     """An object of a request: strict values, null is not given, unknown fields are kept in `model_extra`."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True, json_schema_extra=_nullable)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True, json_schema_extra=nullable)
 
     @model_validator(mode="before")
     @classmethod

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.chat_request import Message, check_openings, check_template
-from metrale_ray.serve.openai.fields import ListOf, Object, TokenId
+from metrale_ray.serve.openai.fields import ListOf, Object, TokenId, nullable
 from metrale_ray.serve.openai.request import Request, parse
 from metrale_ray.serve.openai.tool_fields import Tool, check_tools
 
@@ -22,8 +22,16 @@ MAX_TOKENS = 2**20
 """Token ids of one detokenize: the length of the longest models."""
 
 
+def _one_text(schema: dict[str, Any]) -> None:
+    """That one of the two must be there. That only one may be is left to `check`: a schema says it clumsily."""
+    nullable(schema)
+    schema["anyOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
+
+
 class TokenizeRequest(Request):
     """A text, or a conversation, whose token ids are asked for."""
+
+    model_config = ConfigDict(json_schema_extra=_one_text)
 
     most_items: ClassVar[Mapping[str, str]] = {"messages": "max_messages", "tools": "max_tools"}
 
