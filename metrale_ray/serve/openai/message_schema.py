@@ -11,55 +11,57 @@ from typing import Any
 
 _TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
-_NAME = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256}, {"type": "null"}]}
-_ID = {"type": "string", "minLength": 1, "maxLength": 256}
-
-
-def _content(*more: dict[str, Any]) -> dict[str, Any]:
-    part = {
+_NAME = {"type": "string", "minLength": 1, "maxLength": 256}
+_NAME_OR_NULL = {"anyOf": [_NAME, {"type": "null"}]}
+_PARTS = {
+    "type": "array",
+    "items": {
         "type": "object",
         "required": ["type", "text"],
         "properties": {"type": {"const": "text"}, "text": _TEXT},
-    }
-    return {"anyOf": [_TEXT, {"type": "array", "items": part}, *more]}
-
-
-def _message(roles: list[str], required: list[str], **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": ["role", *required],
-        "properties": {"role": {"type": "string", "enum": roles}, "name": _NAME, **properties},
-    }
-
-
+    },
+}
 _CALL = {
     "type": "object",
     "required": ["id", "type", "function"],
     "properties": {
-        "id": _ID,
+        "id": _NAME,
         "type": {"const": "function"},
         "function": {
             "type": "object",
             "required": ["name", "arguments"],
-            "properties": {
-                "name": _ID,
-                "arguments": {"type": "string", "contentMediaType": "application/json", "examples": ["{}"]},
-            },
+            "properties": {"name": _NAME, "arguments": {"type": "string", "description": "A JSON object's text."}},
         },
     },
 }
-
-MESSAGE_SCHEMA: dict[str, Any] = {
-    "title": "Message",
-    "anyOf": [
-        _message(["system", "developer", "user"], ["content"], content=_content()),
-        _message(
-            ["assistant"],
-            [],
-            content=_content({"type": "null"}),
-            reasoning_content=_TEXT_OR_NULL,
-            tool_calls={"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
-        ),
-        _message(["tool"], ["content", "tool_call_id"], content=_content(), tool_call_id=_ID),
-    ],
+_PLAIN = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": ["system", "developer", "user"]},
+        "content": {"anyOf": [_TEXT, _PARTS]},
+        "name": _NAME_OR_NULL,
+    },
 }
+_OF_ASSISTANT = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"const": "assistant"},
+        "content": {"anyOf": [_TEXT, _PARTS, {"type": "null"}]},
+        "reasoning_content": _TEXT_OR_NULL,
+        "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
+        "name": _NAME_OR_NULL,
+    },
+}
+_OF_TOOL = {
+    "type": "object",
+    "required": ["role", "content", "tool_call_id"],
+    "properties": {
+        "role": {"const": "tool"},
+        "content": {"anyOf": [_TEXT, _PARTS]},
+        "tool_call_id": {"type": "string", "minLength": 1, "description": "The id of a call before it."},
+        "name": _NAME_OR_NULL,
+    },
+}
+MESSAGE_SCHEMA: dict[str, Any] = {"title": "Message", "anyOf": [_PLAIN, _OF_ASSISTANT, _OF_TOOL]}
