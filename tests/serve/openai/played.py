@@ -104,7 +104,7 @@ class Played:
 
 async def settle() -> None:
     """Let every task run until it waits for something that has not come."""
-    for _ in range(40):
+    for _ in range(20):
         await asyncio.sleep(0)
 
 

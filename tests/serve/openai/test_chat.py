@@ -258,25 +258,32 @@ def test_special_tokens_are_kept_for_a_parser_that_reads_them_and_ids_are_as_sho
     assert call["id"].isalnum()
 
 
-@given(cuts=st.lists(st.integers(0, len(THOUGHT)), max_size=20), together=st.lists(st.integers(0, 20), max_size=4))
+@given(
+    cuts=st.lists(st.integers(0, len(THOUGHT)), max_size=20),
+    together=st.lists(st.integers(0, 20), max_size=4),
+    opens=st.booleans(),
+)
 def test_reasoning_has_its_own_field_and_its_tokens_are_counted_however_they_come(
-    cuts: list[int], together: list[int]
+    cuts: list[int], together: list[int], opens: bool
 ) -> None:
-    pieces = cut(THOUGHT, cuts)
+    """`opens`: the prompt has opened the reasoning."""
+    text = THOUGHT.removeprefix("<think>\n") if opens else THOUGHT
+    pieces = cut(text, cuts)
     parts = [part for part in cut(list(range(len(pieces))), together) if part]
-    begin = THOUGHT.index("Yes")
+    begin = text.index("Yes")
     num_before = next(count for count in range(len(pieces) + 1) if len("".join(pieces[: count + 1])) > begin)
-    for body in (THOUGHT, THOUGHT.removeprefix("<think>\n")):
-        opened = "" if body is THOUGHT else "<think>\n"
 
-        def played(opened: str = opened) -> Played:
-            return Played(pieces, reasoning_parser="think", template=PlayedTemplate(opened))
+    async def script(suffix: str) -> None:
+        def played() -> Played:
+            return Played(pieces, reasoning_parser="think", template=PlayedTemplate(suffix))
 
-        answer = asyncio.run(whole(played(), parts))
+        answer = await whole(played(), parts)
         told = of_whole(answer)
         assert (told["reasoning_content"], told["content"]) == ("so it is", "Yes.")
         assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_before}
-        assert joined(asyncio.run(streamed(played(), parts))) == told
+        assert joined(await streamed(played(), parts)) == told
+
+    asyncio.run(script("<think>\n" if opens else ""))
 
 
 def test_a_constraint_waits_for_the_end_of_reasoning_that_the_prompt_opened() -> None:
