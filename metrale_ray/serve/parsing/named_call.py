@@ -61,7 +61,7 @@ class NamedCall:
 
     def _on(self, text: str, at: int) -> int:
         """Read on in a word, and behind it go on with what follows."""
-        match = _WORD.match(text, at, at + MAX_WORD_CHARACTERS - len(self._word) + 1)
+        match = _WORD.match(text, at)
         end = at if match is None else match.end()
         self._word += text[at:end]
         if len(self._word) > MAX_WORD_CHARACTERS:

@@ -89,7 +89,7 @@ VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
     | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", '{"name": "f"}', "<|python_tag|>", '"', "\\"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=4,
+    max_leaves=3,
 )  # fmt: skip
 CALLS = st.lists(
     st.tuples(st.sampled_from(["f", "now"]), st.dictionaries(st.text(max_size=3), VALUES, max_size=3)),
