@@ -7,6 +7,7 @@ The engine's thread writes and any thread reads, so whoever reads a dict copies 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from metrale_ray.protocol.commands import Cmd, Timing
 
@@ -33,6 +34,11 @@ class CommandCounters:
     def count(self, status: str) -> None:
         """One more ended so."""
         self.by_status[status] = self.by_status.get(status, 0) + 1
+
+    def document(self) -> dict[str, Any]:
+        """All of it as plain numbers. From any thread."""
+        seconds = {name: getattr(self, name) for name in self.__slots__ if name != "by_status"}
+        return {"by_status": dict(self.by_status), **seconds}
 
 
 @dataclass(slots=True)
@@ -62,6 +68,10 @@ class RankCounters:
         self.waited_s += timing.waited_us * 1e-6
 
 
+def _of_each_code() -> list[CommandCounters]:
+    return [CommandCounters() for _ in range(max(Cmd) + 1)]
+
+
 @dataclass(slots=True)
 class Counters:
     """Counts since start. Steps are commands with rows that succeeded. Requests that expired have failed too."""
@@ -76,17 +86,14 @@ class Counters:
     digest_mismatches: int = 0
     by_failure: dict[str, int] = field(default_factory=dict)
     by_refusal: dict[str, int] = field(default_factory=dict)  # requests that were not taken, by the error's code
-    by_command: dict[Cmd, CommandCounters] = field(default_factory=dict)
+    by_code: list[CommandCounters] = field(default_factory=_of_each_code)  # commands, by the code's number
     by_rank: list[RankCounters] = field(default_factory=list)
     command: Cmd | None = None  # the one that is under way
     completed_at_s: float = 0.0  # when the last one was judged (monotonic clock)
 
     def of_command(self, code: Cmd) -> CommandCounters:
         """The counters of this kind of command."""
-        found = self.by_command.get(code)
-        if found is None:
-            found = self.by_command[code] = CommandCounters()
-        return found
+        return self.by_code[code]
 
     def refused(self, code: str) -> None:
         """A request was not taken."""

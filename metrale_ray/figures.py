@@ -35,12 +35,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from metrale_ray.counters import RankCounters
+from metrale_ray.counters import CommandCounters, RankCounters
 from metrale_ray.engine import Engine
 from metrale_ray.errors import MetraleError
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.experts.placement import experts_of
-from metrale_ray.protocol.commands import Progress
+from metrale_ray.protocol.commands import Cmd, Progress
 from metrale_ray.protocol.fields import cut_text
 from metrale_ray.protocol.front.messages import MAX_DOCUMENT_CHARS
 from metrale_ray.protocol.limits import MAX_ERROR_CHARS
@@ -177,10 +177,7 @@ def _of_engine(engine: Engine) -> Document:
         "prompt_tokens": timelines.num_prompt_tokens,
         "generation_tokens": counters.tokens,
         "seconds": timelines.document(),
-        "commands": {
-            code.name.lower(): {**asdict(command), "by_status": dict(command.by_status)}
-            for code, command in dict(counters.by_command).items()
-        },
+        "commands": {code.name.lower(): counters.of_command(code).document() for code in Cmd},
         "digest": engine.digest,
         "digest_mismatches": counters.digest_mismatches,
     }
@@ -194,7 +191,7 @@ def _no_engine() -> Document:
         "prompt_tokens": 0,
         "generation_tokens": 0,
         "seconds": Timelines().document(),
-        "commands": {},
+        "commands": {code.name.lower(): CommandCounters().document() for code in Cmd},
         "digest": None,
         "digest_mismatches": 0,
     }
