@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +20,7 @@ from metrale_ray import demo
 from metrale_ray.cli_parser import make_parser
 from tests.fixtures.tiny import write_tiny
 from tests.fixtures.tokenizer import write_tokenizer
-from tests.processes import OwnRay
+from tests.processes import OwnRay, until
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 TIMEOUT_S = 200.0
@@ -34,7 +37,8 @@ def commands() -> list[str]:
     return [re.sub(r"\s+#.*$", "", line) for line in lines]
 
 
-LOCAL = [command for command in commands() if "HOST" not in command]
+NEEDS_A_SERVICE = ("serve", "bench")
+LOCAL = [command for command in commands() if "HOST" not in command and shlex.split(command)[1] not in NEEDS_A_SERVICE]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,33 @@ def test_a_command_runs(place: Path, environment: dict[str, str], command: str) 
         assert (place / "answers.jsonl").read_text().count("\n") == 2
     else:
         assert done.stdout.strip()
+
+
+@pytest.mark.ray
+def test_the_service_answers_what_is_asked_of_it(place: Path, environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    (command, *_) = [command for command in commands() if command.startswith("metrale-ray serve ")]
+    (curl,) = [block.replace("8000", port) for block in blocks("") if block.startswith("curl ")]
+    (bench,) = [command.replace("8000", port) for command in commands() if command.startswith("metrale-ray bench ")]
+    (place / "serve.out").touch()
+    with (place / "serve.out").open("w") as output, (place / "serve.err").open("w") as errors:
+        argv = [*shlex.split(command), "--port", port]
+        service = subprocess.Popen(argv, cwd=place, env=environment, stdout=output, stderr=errors)
+        try:
+            is_up = until(
+                lambda: "serving" in (place / "serve.out").read_text() or service.poll() is not None, TIMEOUT_S
+            )
+            assert is_up, (place / "serve.err").read_text()
+            asked = run(["bash", "-c", f"{curl.strip()} --silent --show-error"], place, environment)
+            assert json.loads(asked.stdout)["object"] == "chat.completion", asked.stdout
+            measured = run(["bash", "-c", bench], place, environment)
+            assert measured.returncode == 0, measured.stdout + measured.stderr
+            service.send_signal(signal.SIGTERM)
+            assert service.wait(TIMEOUT_S) == 0
+        finally:
+            service.kill()
+            service.wait()
 
 
 def test_every_command_has_flags_that_exist() -> None:

@@ -53,8 +53,9 @@ class Serve(Run):
 
     def __exit__(self, *error: object) -> None:
         self.client.close()
-        if self.process.poll() is None:
+        if self.process.stdout is not None and not self.process.stdout.closed:  # the test has not waited for its end
             self.process.kill()
+            self.wait()
 
     def status(self, path: str) -> int:
         """0 while nobody listens."""
@@ -71,7 +72,7 @@ class Serve(Run):
         """As the admin route tells them."""
         state = self.client.get("/admin/state", headers={"Authorization": f"Bearer {ADMIN_KEY}"})
         assert state.status_code == 200, state.text
-        found: list[dict[str, Any]] = state.json()["models"][0]["figures"]["ranks"]
+        found: list[dict[str, Any]] = state.json()["models"][0]["engine"]["ranks"]
         return found
 
 
