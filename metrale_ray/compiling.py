@@ -6,15 +6,19 @@ order in which the requests came. They wait in the inbox meanwhile, where they m
 without a grammar pass them by. A request waits for a thread for so long and for its grammar for so long, and is refused
 then; a thread is given the next grammar when it is done with its last, however long that takes.
 
-What it leaves out: what a grammar may cost, which bounds how long a thread is busy (`grammar`).
+What it leaves out: what a grammar may cost, which bounds how long a thread is busy (`grammar`); and texts that make no
+sense but take for ever, which a front that serves strangers finds out in a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from metrale_ray.errors import RequestError
 from metrale_ray.grammar.constraint import Constraint
@@ -30,6 +34,7 @@ LINE_TIMEOUT_S = 10.0
 MAX_THREADS = 2
 """Grammars at a time: the cores are the engine's."""
 
+T = TypeVar("T")
 Refuse = Callable[[Arrived, RequestError], None]
 
 
@@ -52,7 +57,6 @@ class Compiling:
         self._timeout_s = timeout_s
         self._line_timeout_s = line_timeout_s
         num_threads = max(1, min(max_threads, (os.cpu_count() or 1) - 1))
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._free = asyncio.Semaphore(num_threads)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -74,7 +78,6 @@ class Compiling:
         """The engine has ended: nothing is compiled for it any more."""
         for task in self._tasks:
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, arrived: Arrived) -> None:
         try:
@@ -90,13 +93,13 @@ class Compiling:
 
     async def _compile(self, arrived: Arrived) -> None:
         """With a thread of its own, until the thread is free again."""
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._threads, self._grammars.load)
+            await _in_thread(self._grammars.load)
         except RequestError as error:
             self._end(arrived, error)
             return
-        compiled = loop.run_in_executor(self._threads, self._grammars.compile, _text(arrived))
+        text = _text(arrived)
+        compiled = _in_thread(lambda: self._grammars.compile(text))
         done, _ = await asyncio.wait({compiled}, timeout=self._timeout_s)
         if not done:
             self._end(arrived, _too_slow(self._timeout_s))
@@ -116,6 +119,27 @@ class Compiling:
     def _end(self, arrived: Arrived, error: RequestError) -> None:
         if self._inbox.withdraw(arrived):
             self._refuse(arrived, error)
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """What `work` gives or raises, from a thread that keeps no process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            _tell(loop, future, partial(future.set_result, work()))
+        except Exception as error:  # noqa: BLE001  whoever waits is told, whatever it is
+            _tell(loop, future, partial(future.set_exception, error))
+
+    threading.Thread(target=run, name="compiling", daemon=True).start()
+    return future
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], tell: Callable[[], None]) -> None:
+    """Nobody is told when the loop has ended, or when nobody waits any more."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(lambda: None if future.done() else tell())
 
 
 def _text(arrived: Arrived) -> str:

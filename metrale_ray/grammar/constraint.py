@@ -3,14 +3,15 @@
 
 Rules: it moves on only by tokens that were kept, so it may be asked for its mask again and again, and it survives
 whatever happens to slots and steps. End ids are allowed exactly where the grammar may end. Ids that the tokenizer does
-not know are never allowed. When a grammar passes its limits inside a step, its sequence has an error and the others
-have not.
+not know are never allowed. When a grammar passes its limits inside a step, or takes too long again and again, its
+sequence has an error and the others have not.
 
 Shapes: R rows, V the model's vocabulary.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,13 @@ from metrale_ray.grammar.library import llguidance
 
 MAX_MASK_THREADS = 8
 """Threads that compute the masks of one step. A mask takes well under a millisecond; more would only be in the way."""
+
+
+SLOW_MASK_S = 0.02
+"""CPU seconds of one mask that are too many: every sequence of the step waits for them. Usual ones take 0.001."""
+
+MAX_SLOW_MASKS = 4
+"""So many slow ones a sequence may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class Constraint:
         self.vocabulary = vocabulary
         self.end_ids = np.array(sorted(end_token_ids), dtype=np.int64)
         self.goes_on = goes_on
+        self.is_suspect = False  # a batch that it was in took long
+        self.num_slow = 0
 
     def copy(self, end_token_ids: Iterable[int], *, goes_on: bool = False) -> Constraint:
         """The same place in the grammar for another sequence."""
@@ -60,6 +70,8 @@ class Constraint:
     @property
     def error(self) -> str | None:
         """Why it cannot go on, or None."""
+        if self.num_slow > MAX_SLOW_MASKS:
+            return f"{self.num_slow} of its tokens took more than {SLOW_MASK_S} s each; make it simpler"
         return str(self.matcher.get_error()).strip() if self.matcher.is_error() else None
 
 
@@ -77,12 +89,29 @@ def masks(constraints: Sequence[Constraint]) -> list[NDArray[np.bool_] | str]:
 
 
 def _fill(constraints: Sequence[Constraint], vocabulary: Vocabulary, bits_RW: NDArray[np.int32]) -> None:
-    row_bytes = bits_RW.shape[1] * bits_RW.itemsize
-    if len(constraints) == 1:
-        constraints[0].matcher.unsafe_compute_mask_ptr(bits_RW.ctypes.data, row_bytes)
+    """Suspects each by itself, to see which one is slow; the others together."""
+    together = [row for row, constraint in enumerate(constraints) if not constraint.is_suspect]
+    alone = [row for row, constraint in enumerate(constraints) if constraint.is_suspect]
+    if len(together) == 1:
+        alone, together = alone + together, []
+    for row in alone:
+        _fill_alone(constraints[row], bits_RW[row])
+    if not together:
         return
-    matchers = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
+    started_s = time.perf_counter()
+    matchers = [(constraints[row].matcher, row) for row in together]
+    row_bytes = bits_RW.shape[1] * bits_RW.itemsize
     vocabulary.executor.unsafe_compute_mask_ptr(matchers, bits_RW.ctypes.data, row_bytes, len(constraints))
+    if time.perf_counter() - started_s > SLOW_MASK_S:
+        for row in together:
+            constraints[row].is_suspect = True
+
+
+def _fill_alone(constraint: Constraint, bits_W: NDArray[np.int32]) -> None:
+    started_s = time.thread_time()
+    constraint.matcher.unsafe_compute_mask_ptr(bits_W.ctypes.data, bits_W.nbytes)
+    constraint.is_suspect = time.thread_time() - started_s > SLOW_MASK_S
+    constraint.num_slow += constraint.is_suspect
 
 
 def _mask(constraint: Constraint, bits_W: NDArray[np.int32]) -> NDArray[np.bool_] | str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`Grammars`: compiles the grammars of requests for one checkpoint.
 
-Rules: `compile` may be called in any thread and holds Python's lock for no long time. What it takes is bounded by the
-limits in `library`: in text, in symbols, in states and in steps. The tokenizer is loaded when the first grammar comes.
-What was compiled lately is kept and copied, as many requests have the same schema.
+Rules: `compile` may be called in any thread and holds Python's lock for no long time. What a text that makes sense
+takes is bounded by the limits in `library`: in symbols, in states and in steps. The tokenizer is loaded when the first
+grammar comes. What was compiled lately is kept and copied, as many requests have the same schema.
 
 What it leaves out: who waits for how long (`compiling`).
 """
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from metrale_ray.errors import RequestError
-from metrale_ray.grammar.constraint import Constraint, Vocabulary, new_vocabulary
+from metrale_ray.grammar.check import check_parts
+from metrale_ray.grammar.constraint import SLOW_MASK_S, Constraint, Vocabulary, new_vocabulary
+from metrale_ray.grammar.deep_stack import with_deep_stack
 from metrale_ray.grammar.library import INVALID, invalid, llguidance, parser_limits
 
 MAX_KEPT = 32
@@ -99,11 +102,12 @@ class Grammars:
 
     def _compiled(self, text: str, vocabulary: Vocabulary) -> Constraint:
         """Ready for its first token: much of the work is done when the first mask is asked for."""
-        matcher = llguidance().LLMatcher(vocabulary.tokenizer, text, limits=parser_limits(), log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        check_parts(text)
+        matcher, mask_s = with_deep_stack(lambda: _first_mask(vocabulary, text))
         if matcher.is_error():
             raise invalid(matcher.get_error())
+        if mask_s > SLOW_MASK_S:
+            raise invalid(f"each token takes {mask_s:.3f} s, and {SLOW_MASK_S} s are allowed; make it simpler")
         return Constraint(matcher, vocabulary)
 
     def _keep(self, text: str, constraint: Constraint) -> None:
@@ -111,3 +115,14 @@ class Grammars:
             self._kept[text] = constraint
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
+
+
+def _first_mask(vocabulary: Vocabulary, text: str) -> tuple[Any, float]:
+    """The matcher of a grammar, and the CPU seconds of a mask once it has been asked for the first."""
+    matcher = llguidance().LLMatcher(vocabulary.tokenizer, text, limits=parser_limits(), log_level=0)
+    if matcher.is_error():
+        return matcher, 0.0
+    matcher.compute_bitmask()
+    started_s = time.thread_time()
+    matcher.compute_bitmask()
+    return matcher, time.thread_time() - started_s

@@ -12,10 +12,11 @@ INVALID = "invalid_grammar"
 
 # How much one grammar may cost. The numbers are llguidance's own units: about 50 000 units of the lexer's first fuel
 # and 14 000 of a step's take 1 ms, 20 000 items take 1 ms.
-MAX_GRAMMAR_SYMBOLS = 100_000
+MAX_GRAMMAR_SYMBOLS = 20_000  # a schema of 2000 optional properties, or a hundred tools, in up to 2 s
 INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
+MAX_ITEMS_IN_ROW = 10_000  # alternatives at one place; 4 for each of a schema's optional properties
 MAX_LEXER_STATES = 100_000  # 1 to 2 KB each
 
 
@@ -38,6 +39,7 @@ def parser_limits() -> object:
         initial_lexer_fuel=INITIAL_LEXER_FUEL,
         step_lexer_fuel=STEP_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
+        max_items_in_row=MAX_ITEMS_IN_ROW,
         max_lexer_states=MAX_LEXER_STATES,
         max_grammar_size=MAX_GRAMMAR_SYMBOLS,
         verbose_errors=False,

@@ -11,21 +11,31 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from metrale_ray.errors import RequestError
 from metrale_ray.grammar.gbnf import is_gbnf, lark_of_gbnf
-from metrale_ray.grammar.library import llguidance
+from metrale_ray.grammar.library import INVALID, llguidance
 
 SHAPE = "shape"
+LAYOUT = {"whitespace_pattern": "[ \\n\\r\\t]{1,64}"}
+"""So that a model cannot write white space without end; a line break and a usual indentation fit in."""
+
 ANY_OBJECT = '{"type":"object"}'
-ANY_VALUE = "{}"
 
 Part = dict[str, Any]
 """One of llguidance's grammars: {"lark_grammar": text} or {"json_schema": schema}."""
 
 
 def of_json(schema: str) -> Part:
-    """Texts that are JSON of the schema, which is given as JSON text. `true` is any value."""
+    """Texts that are JSON of the schema, which is given as JSON text. `true` is any value.
+
+    White space between the parts is free, up to a length; a schema may say otherwise in "x-guidance". Raises
+    RequestError for `false`.
+    """
     value = json.loads(schema)
-    return {"json_schema": {} if value is True else value}
+    if value is False:
+        raise RequestError("json is the schema false, which allows no text; give another one", code=INVALID)
+    own = {} if value is True else value
+    return {"json_schema": {**own, "x-guidance": own.get("x-guidance", LAYOUT)}}
 
 
 def of_regex(regex: str) -> Part:
@@ -35,7 +45,8 @@ def of_regex(regex: str) -> Part:
 
 def of_choice(choices: Sequence[str]) -> Part:
     """One of these texts."""
-    return {"lark_grammar": "start: " + " | ".join(lark_string(choice) for choice in dict.fromkeys(choices))}
+    texts = " | ".join(lark_string(choice) for choice in dict.fromkeys(choices))
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}\n"}
 
 
 def of_grammar(text: str) -> Part:
