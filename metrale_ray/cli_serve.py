@@ -46,34 +46,24 @@ SERVICE_FLAGS = (
     Flag(("--drain-timeout-s",), "seconds that running requests have once the service is told to stop", float),
     Flag(("--progress-timeout-s",), "seconds without a completed command until /health/progress fails", float),
 )
-LIMIT_FLAGS = tuple(
-    Flag((f"--{limit.name.replace('_', '-')}",), help_, kind)
-    for limit, help_, kind in (
-        (field, text, float if field.name.endswith("_s") else int)
-        for field, text in zip(
-            dataclasses.fields(ServeLimits),
-            (
-                "answers to one prompt",
-                "answers of which the best are given",
-                "stop strings of one request",
-                "characters of one stop string",
-                "most likely tokens that are told of per token",
-                "tokens with a bias",
-                "prompts of one request",
-                "messages of one conversation",
-                "tools of one request",
-                "bytes of a request's body",
-                "brackets within brackets of a request's body",
-                "bytes of a JSON schema or a grammar",
-                "seconds until a request that is not done has failed",
-                "seconds for a request's body to come",
-                "seconds to check a grammar",
-                "seconds to lay out a conversation",
-                "characters of a conversation that is laid out",
-            ),
-            strict=True,
-        )
-    )
+LIMIT_FLAGS = (
+    Flag(("--max-n",), "answers to one prompt", int),
+    Flag(("--max-best-of",), "answers of which the best are given", int),
+    Flag(("--max-stop-strings",), "stop strings of one request", int),
+    Flag(("--max-stop-characters",), "characters of one stop string", int),
+    Flag(("--max-logprobs",), "most likely tokens that are told of per token", int),
+    Flag(("--max-logit-biases",), "tokens with a bias", int),
+    Flag(("--max-prompts",), "prompts of one request", int),
+    Flag(("--max-messages",), "messages of one conversation", int),
+    Flag(("--max-tools",), "tools of one request", int),
+    Flag(("--max-body-bytes",), "bytes of a request's body", int),
+    Flag(("--max-body-depth",), "brackets within brackets of a request's body", int),
+    Flag(("--max-schema-bytes",), "bytes of a JSON schema or a grammar", int),
+    Flag(("--max-request-s",), "seconds until a request that is not done has failed", float),
+    Flag(("--body-timeout-s",), "seconds for a request's body to come", float),
+    Flag(("--grammar-timeout-s",), "seconds to check a grammar", float),
+    Flag(("--template-timeout-s",), "seconds to lay out a conversation", float),
+    Flag(("--max-template-characters",), "characters of a conversation that is laid out", int),
 )
 
 

@@ -73,7 +73,7 @@ LEVELS = {
     "progress": 5,
     "conversation": 5,
     "doctor": 5,
-    "serve.deployment": 5,
+    "serve.deployment": 6,
     "service": 5,
     "traffic": 5,
     "cli": 6,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
-import metrale_ray
 from metrale_ray.errors import ConfigError
 from metrale_ray.serve.openai.call import ApiSettings
 
@@ -14,8 +14,11 @@ LIVE_PATH = "/health/live"
 """The one path that never needs a key: whoever restarts processes has to ask it."""
 
 
+PACKAGE = "metrale-ray"
+
+
 def _own_version() -> dict[str, str]:
-    return {"version": metrale_ray.__version__}
+    return {"version": version(PACKAGE)}
 
 
 @dataclass(frozen=True, slots=True)
