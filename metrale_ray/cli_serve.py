@@ -103,7 +103,10 @@ def serve(given: Mapping[str, Any], answers: TextIO) -> int:
 
 
 def _options(given: Mapping[str, Any]) -> tuple[Any, ServiceOptions]:
-    in_file = read_yaml(given["config"]) if "config" in given else {}
+    in_file: dict[str, Any] = {}
+    if "config" in given:
+        model_in_file, service_in_file = split_options(read_yaml(given["config"]))
+        in_file = {**model_in_file, **service_in_file}
     flags = {name: value for name, value in given.items() if name not in ("config", "command", "model_path")}
     if "model_path" in given:
         if "model" in flags:
