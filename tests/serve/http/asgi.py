@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,12 @@ def model_of(backend: NoEngine, *names: str) -> ServedModel:
 def app_of(settings: HttpSettings | None = None, *models: ServedModel, metrics: HttpMetrics | None = None) -> FastAPI:
     """An app; one model that is well where none is given."""
     return create_app(models or (model_of(NoEngine()),), settings or HttpSettings(), metrics or NoMetrics())
+
+
+@functools.cache
+def plain_app() -> FastAPI:
+    """One app for all tests that change nothing of it: making one takes a while."""
+    return app_of()
 
 
 @dataclass

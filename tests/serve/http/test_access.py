@@ -11,7 +11,7 @@ import pytest
 from metrale_ray.serve.http.metering import NoMetrics
 from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.http.visit import MAX_ID_CHARACTERS
-from tests.serve.http.asgi import JSON, Header, app_of, ask, scope_of
+from tests.serve.http.asgi import JSON, Header, app_of, ask, plain_app, scope_of
 
 LOGGER = "metrale_ray.serve.http.access"
 
@@ -39,7 +39,7 @@ class Counting(NoMetrics):
 
 @pytest.mark.parametrize("given", ["a", "req-1.2_3:4", "0" * MAX_ID_CHARACTERS, "YWJj+/8="])
 def test_a_sane_id_is_kept_and_given_back(given: str) -> None:
-    assert ask(app_of(), "GET", "/version", [("x-request-id", given)]).header("x-request-id") == given
+    assert ask(plain_app(), "GET", "/version", [("x-request-id", given)]).header("x-request-id") == given
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_sane_id_is_kept_and_given_back(given: str) -> None:
 )
 def test_any_other_id_is_replaced_by_a_new_one_each_time(given: str | None) -> None:
     headers = [] if given is None else [("x-request-id", given)]
-    ids = [ask(app_of(), "GET", "/version", headers).header("x-request-id") for _ in range(2)]
+    ids = [ask(plain_app(), "GET", "/version", headers).header("x-request-id") for _ in range(2)]
     assert all(one is not None and len(one) == 32 and one.isalnum() for one in ids)
     assert ids[0] != ids[1]
 
@@ -66,7 +66,7 @@ def test_every_answer_has_its_id_and_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture, method: str, path: str, headers: list[Header], status: int
 ) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    answer = ask(app_of(), method, path, [("x-request-id", "id-7"), *headers], b"secret text")
+    answer = ask(plain_app(), method, path, [("x-request-id", "id-7"), *headers], b"secret text")
     assert (answer.status, answer.header("x-request-id")) == (status, "id-7")
     lines = [record.getMessage() for record in caplog.records if record.name == LOGGER]
     assert len(lines) == 1
@@ -84,7 +84,7 @@ def test_a_refused_key_is_logged_with_its_id_too(caplog: pytest.LogCaptureFixtur
 
 def test_a_path_forges_no_line_and_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    assert ask(app_of(), "GET", "/x\nGET /admin 200\x1b[31m" + "y" * 10_000).status == 404
+    assert ask(plain_app(), "GET", "/x\nGET /admin 200\x1b[31m" + "y" * 10_000).status == 404
     message = caplog.records[-1].getMessage()
     assert "\n" not in message
     assert "\x1b" not in message
@@ -94,7 +94,7 @@ def test_a_path_forges_no_line_and_is_cut(caplog: pytest.LogCaptureFixture) -> N
 def test_probes_that_go_well_are_for_debugging_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     for path in ("/health/live", "/health", "/health/ready", "/health/progress", "/metrics"):
-        assert ask(app_of(), "GET", path).status == 200
+        assert ask(plain_app(), "GET", path).status == 200
     assert not caplog.records
 
 
@@ -159,7 +159,7 @@ def test_anything_but_http_is_turned_away() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await app_of()(scope_of("GET", "/v1/models", type="websocket"), receive, send)
+        await plain_app()(scope_of("GET", "/v1/models", type="websocket"), receive, send)
 
     asyncio.run(go())
     assert [message["type"] for message in sent] == ["websocket.close"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ NO_KEY: list[list[Header]] = [
 ]
 
 
+@functools.cache
 def keyed(**more: Any) -> Any:
     return app_of(HttpSettings(api_keys=(OTHER_KEY, KEY), admin_keys=(ADMIN_KEY,), **more))
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.http.body import PARSED_APART_BYTES, read_object
 from metrale_ray.serve.limits import ServeLimits
-from tests.serve.http.asgi import JSON, Client, Header, app_of, ask, asked, scope_of
+from tests.serve.http.asgi import JSON, Client, Header, ask, asked, plain_app, scope_of
 
 SMALL = ServeLimits(max_body_bytes=1000, body_timeout_s=0.01)
 
@@ -102,13 +102,13 @@ def test_a_client_that_leaves_within_its_body_ends_the_request() -> None:
     async def go() -> int | None:
         client = Client([b'{"a": '], whole=False)
         client.left.set()
-        return (await asked(app_of(), "POST", "/tokenize", [JSON], client)).status
+        return (await asked(plain_app(), "POST", "/tokenize", [JSON], client)).status
 
     assert asyncio.run(go()) == 499
 
 
 def test_a_refusal_over_http_has_openais_shape_and_says_what_is_allowed() -> None:
-    answer = ask(app_of(), "POST", "/v1/completions", [("content-type", "text/plain")], b"{}")
+    answer = ask(plain_app(), "POST", "/v1/completions", [("content-type", "text/plain")], b"{}")
     assert (answer.status, answer.code) == (415, "unsupported_media_type")
     assert "application/json" in answer.json["error"]["message"]
     assert answer.header("content-type") == "application/json"

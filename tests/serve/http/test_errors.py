@@ -8,11 +8,11 @@ import pytest
 from metrale_ray.errors import EngineDead, EpCommandFailed, MetraleError, RequestError
 from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.http.unsupported import NOT_SUPPORTED
-from tests.serve.http.asgi import app_of, ask
+from tests.serve.http.asgi import app_of, ask, plain_app
 
 
 def test_a_route_that_other_servers_have_is_not_supported_yet() -> None:
-    app = app_of()
+    app = plain_app()
     for method, path, below in itertools.product(("GET", "POST"), NOT_SUPPORTED, ("", "/x/y")):
         answer = ask(app, method, path + below)
         assert (answer.status, answer.code) == (404, "not_supported")
@@ -20,7 +20,7 @@ def test_a_route_that_other_servers_have_is_not_supported_yet() -> None:
 
 
 def test_any_other_path_is_not_found() -> None:
-    app = app_of()
+    app = plain_app()
     for path in ("/", "/v1", "/v1/", "/v1/responsesx", "/v1/models/", "/V1/models", "/version/", "/" + "x" * 9999):
         answer = ask(app, "GET", path)
         assert answer.status == 404
@@ -34,7 +34,7 @@ def test_any_other_path_is_not_found() -> None:
 def test_a_method_that_a_route_does_not_take_is_a_405_that_names_those_it_takes(
     method: str, path: str, allowed: str
 ) -> None:
-    answer = ask(app_of(), method, path)
+    answer = ask(plain_app(), method, path)
     assert (answer.status, answer.code, answer.header("allow")) == (405, "method_not_allowed", allowed)
 
 

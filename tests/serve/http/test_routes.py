@@ -11,7 +11,7 @@ import metrale_ray
 from metrale_ray.errors import ConfigError
 from metrale_ray.serve.backend import Health
 from metrale_ray.serve.http.settings import HttpSettings
-from tests.serve.http.asgi import WELL, NoEngine, app_of, ask, model_of
+from tests.serve.http.asgi import WELL, NoEngine, app_of, ask, model_of, plain_app
 
 LOADING = Health(False, "the engine loads", True, "")
 STUCK = Health(False, "no command has completed for 91 s", False, "no command has completed for 91 s")
@@ -77,7 +77,7 @@ def test_models_that_answer_are_listed_under_each_of_their_names() -> None:
 
 
 def test_versions_are_what_the_owner_says_and_the_packages_own_by_default() -> None:
-    assert ask(app_of(), "GET", "/version").json == {"version": metrale_ray.__version__}
+    assert ask(plain_app(), "GET", "/version").json == {"version": metrale_ray.__version__}
     versions = {"version": "9", "torch": "2"}
     assert ask(app_of(HttpSettings(versions=versions)), "GET", "/version").json == versions
 
@@ -93,7 +93,7 @@ def test_the_admin_state_has_the_front_and_every_model_with_its_engines_own_figu
 
 
 def test_metrics_come_as_prometheus_reads_them() -> None:
-    assert str(ask(app_of(), "GET", "/metrics").header("content-type")).startswith("text/plain; version=")
+    assert str(ask(plain_app(), "GET", "/metrics").header("content-type")).startswith("text/plain; version=")
 
 
 @pytest.mark.parametrize("names", [[("a",), ("b", "a")], [("a", "a")]])
