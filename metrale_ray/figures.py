@@ -3,12 +3,13 @@
 
 Rules. Any thread may ask for the document at any moment: while the engine loads, computes, hangs or has ended. So it
 reads plain numbers that the engine's thread leaves behind, and waits for nothing. Each number is right by itself; two
-of them may be of moments a step apart. Counts and seconds are sums since the engine's start. What is not known yet, or
-does not exist, is null, 0 or empty; every key is always there.
+of them may be of moments a step apart, so that a sequence on its way from one place to the next may be seen in both.
+Counts and seconds are sums since the engine's start. What is not known yet, or does not exist, is null, 0 or empty;
+every key is always there.
 
-`has_work`: a sequence waits or runs, or a command is under way, while the engine is ready. `progress_age_s`: while
-there is work, the seconds since a command last completed on every rank, or since the engine last had nothing to do, if
-that was later; 0 without work, and before and after the engine is ready.
+`has_work`: a sequence has arrived and not ended, or a command is under way, while the engine is ready.
+`progress_age_s`: while there is work, the seconds since a command last completed on every rank, or since the engine
+last had nothing to do, if that was later; 0 without work, and before and after the engine is ready.
 
     phase, why, epoch, uptime_s      starting, loading, ready or ended, and why it ended
     has_work, progress_age_s, command   see above; command is the name of the one under way
@@ -117,16 +118,16 @@ class Figures:
 
     def _work(self, view: HeadView) -> Document:
         engine = view.engine if view.phase == "ready" else None
-        running = engine.scheduler.num_running if engine is not None else 0
-        waiting = engine.scheduler.num_waiting + view.num_arrived if engine is not None else 0
-        command = engine.counters.command if engine is not None else None
-        has_work = bool(running or waiting or command is not None)
+        if engine is None:
+            return {"has_work": False, "progress_age_s": 0.0, "command": None, "running": 0, "waiting": 0}
+        command = engine.counters.command
+        has_work = bool(view.num_arrived or len(engine.timelines) or command is not None)
         return {
             "has_work": has_work,
-            "progress_age_s": self._progress_age_s(engine) if engine is not None and has_work else 0.0,
+            "progress_age_s": self._progress_age_s(engine) if has_work else 0.0,
             "command": command.name.lower() if command is not None else None,
-            "running": running,
-            "waiting": waiting,
+            "running": engine.scheduler.num_running,
+            "waiting": engine.scheduler.num_waiting + view.num_arrived,
         }
 
     def _progress_age_s(self, engine: Engine) -> float:
