@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,8 @@ async def _work(call: Call, request: ChatRequest) -> ChatWork:
     starts_open = reasoning_at(text, model.reasoning_parser) == "open"
     params = _params(call, request, reasoning_end(model.reasoning_parser) if starts_open else None)
     token_ids = await _token_ids(call, text)
-    requests = await prepared(call, front, [token_ids], params, request.priority)
+    with _told_of_tools(request):
+        requests = await prepared(call, front, [token_ids], params, request.priority)
 
     def new_parser() -> OutputParser:
         return make_parser(
@@ -96,6 +98,17 @@ async def _work(call: Call, request: ChatRequest) -> ChatWork:
         request.include_usage,
         request.continuous_usage_stats,
     )
+
+
+@contextmanager
+def _told_of_tools(request: ChatRequest) -> Iterator[None]:
+    """A form that the request does not give itself comes from its tools: what is wrong with it is told of them."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param != "structured_outputs" or constraint(request) is not None:
+            raise
+        raise RequestError(f"the schemas of the tools: {error.message}", code=error.code, param="tools") from error
 
 
 def _tools(request: ChatRequest) -> list[Tool]:
