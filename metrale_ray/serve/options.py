@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from metrale_ray.config import EngineConfig, by_field_name, from_mapping
 from metrale_ray.errors import ConfigError
 from metrale_ray.serve.limits import ServeLimits
@@ -112,6 +114,12 @@ SERVICE_NAMES = (
     "drain_timeout_s",
     "progress_timeout_s",
 )
+TEXTS = (
+    *("model", "revision", "name", "dtype", "device", "attention", "ep_protocol", "kv_cache_memory", "address"),
+    *("placement", "log_level", "host", "api_key", "api_key_file", "admin_key", "admin_key_file", "open_path"),
+    *("cors_origin", *MODEL_NAMES),
+)
+"""Options that are texts even where they look like numbers."""
 LIMIT_NAMES = tuple(limit.name for limit in dataclasses.fields(ServeLimits))
 
 
@@ -156,6 +164,22 @@ def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
         if name not in known and name != "max_num_seqs":
             raise ConfigError(_unknown(name, (*known, *MODEL_NAMES, *SERVICE_NAMES, *LIMIT_NAMES)))
     return {**own, **by_field_name(engine)}, service
+
+
+def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` as a file would hold them: `serve run` gives every argument as a text. What is no number stays."""
+    return {
+        name: value if name.replace("-", "_") in TEXTS or not isinstance(value, str) else _as_in_file(value)
+        for name, value in values.items()
+    }
+
+
+def _as_in_file(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, int | float) else text
 
 
 def _split(values: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
