@@ -6,8 +6,8 @@ order in which the requests came. They wait in the inbox meanwhile, where they m
 without a grammar pass them by. A request waits for a thread for so long and for its grammar for so long, and is refused
 then; a thread is given the next grammar when it is done with its last, however long that takes.
 
-What it leaves out: what a grammar may cost, which bounds how long a thread is busy (`grammar`); and texts that make no
-sense but take for ever, which a front that serves strangers finds out in a process of its own.
+What it leaves out: what a grammar may cost, which bounds how long a thread is busy (`grammar`). A front that serves
+strangers looks at their texts before, in a process that can be ended.
 """
 
 from __future__ import annotations

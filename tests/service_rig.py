@@ -29,6 +29,7 @@ from metrale_ray.serve.http.app import create_app
 from metrale_ray.serve.http.drain import Drain
 from metrale_ray.serve.http.metering import HttpMetrics, NoMetrics
 from metrale_ray.serve.http.settings import HttpSettings
+from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.templates.load import load_template
 from metrale_ray.serve.templates.renderer import Renderer
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
@@ -125,11 +126,18 @@ class ServiceRig:
     """A service that runs. `client` talks to it with its first API key, if it has one."""
 
     def __init__(
-        self, process: Process, backend: RigBackend, template: Renderer, app: FastAPI, api_key: str | None
+        self,
+        process: Process,
+        backend: RigBackend,
+        template: Renderer,
+        grammars: GrammarChecks,
+        app: FastAPI,
+        api_key: str | None,
     ) -> None:
         self.process = process
         self.backend = backend
         self._template = template
+        self._grammars = grammars
         self.app = app
         self.server = HttpThread(app)
         self.url = self.server.url
@@ -172,11 +180,12 @@ class ServiceRig:
         assert choice["token_ids"] == list(range(first + 1, first + 1 + PROBE_LEN))
 
     def close(self) -> None:
-        async def close_template() -> None:
+        async def close_cells() -> None:
             self._template.close()
+            self._grammars.close()
 
         self.client.close()
-        self.server.call(close_template())
+        self.server.call(close_cells())
         self.server.close()
 
 
@@ -204,6 +213,7 @@ def serving(
     with running(model, ep_size, **{"max_model_len": MAX_MODEL_LEN, **engine}) as (process, client):
         backend = RigBackend(client, tokenizer)
         template = load_template(tokenizer, chat_template, settings.api.limits)
+        grammars = GrammarChecks(settings.api.limits)
         served = ServedModel(
             names=(MODEL_NAME,),
             backend=backend,
@@ -214,9 +224,10 @@ def serving(
             created=0,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
+            grammars=grammars,
         )
         app = create_app([served], settings, metrics or NoMetrics())
-        rig = ServiceRig(process, backend, template, app, next(iter(settings.api_keys), None))
+        rig = ServiceRig(process, backend, template, grammars, app, next(iter(settings.api_keys), None))
         try:
             yield rig
         finally:

@@ -15,8 +15,8 @@ MAX_PARTS = 8
 def check_text(text: str) -> None:
     """Raise RequestError with the code "invalid_grammar" for a text that makes no sense or costs too much.
 
-    In any thread, without holding Python's lock for long. It may take minutes for a text that is made for that: whoever
-    takes texts from strangers calls it in a process that can be ended.
+    In any thread, without holding Python's lock for long. There is no way to stop it: whoever takes texts from
+    strangers calls it in a process that can be ended.
     """
     check_parts(text)
     library = llguidance()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 from metrale_ray.errors import RequestError
@@ -22,6 +23,8 @@ MAX_LEXER_STATES = 100_000  # 1 to 2 KB each
 
 def llguidance() -> ModuleType:
     """The library. Raises RequestError, which says how to install it, where it is not there."""
+    # With backtraces each level of a deep error takes one, and a small text takes minutes to be refused.
+    os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
     try:
         import llguidance as library
     except ImportError as error:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from metrale_ray.errors import EngineDead
 from metrale_ray.serve.front import Front
+from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.text import Tokenizer
 
 
@@ -83,7 +84,8 @@ class GenerationDefaults:
 class ServedModel:
     """One model of a service. `names`: those that clients may use, its own first. `created`: seconds since 1970.
 
-    `tool_parser`, `reasoning_parser`: names of `serve.parsing`, None for none.
+    `tool_parser`, `reasoning_parser`: names of `serve.parsing`, None for none. `grammars` looks at grammars from
+    clients before the head gets them; None: the head alone does.
     """
 
     names: tuple[str, ...]
@@ -95,3 +97,4 @@ class ServedModel:
     created: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    grammars: GrammarChecks | None = None

@@ -37,9 +37,10 @@ from metrale_ray.protocol.keys import new_keys
 from metrale_ray.serve.backend import ServedModel
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
-from metrale_ray.serve.loading import hold_template, http_settings, served_model, template_of
+from metrale_ray.serve.loading import hold_grammars, hold_template, http_settings, served_model, template_of
 from metrale_ray.serve.metrics.front_metrics import FrontMetrics
-from metrale_ray.serve.options import ModelOptions, model_options, service_options, split_options
+from metrale_ray.serve.options import ModelOptions, model_options, service_options, split_options, with_numbers
+from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     One model's options stand beside the service's; several models are a list of mappings under `models`. `num_fronts`:
     replicas of `Front`. Raises ConfigError.
     """
-    values = dict(args)
+    values = with_numbers(args)
     num_fronts = values.pop("num_fronts", 1)
     if type(num_fronts) is not int or num_fronts < 1:
         raise ConfigError(f"num_fronts is {num_fronts!r}; it must be an integer of at least 1")
@@ -219,14 +220,18 @@ class Front:
         options = service_options({**service}, os.environ)
         served: list[ServedModel] = []
         self._tasks: list[asyncio.Future[None]] = []
+        grammars = GrammarChecks(options.limits)
         for values, engine in zip(models, engines, strict=True):
             model = model_options(values)
             _log_to_stderr(model)
             files = await asyncio.to_thread(open_model, model.config.resolved())
             link = EngineLink(_finder(engine), files.tokenizer, progress_timeout_s=options.progress_timeout_s)
             template = template_of(model, files.tokenizer, options.limits)
-            served.append(served_model(files.path, model, files.tokenizer, template, link, files.max_model_len))
+            served.append(
+                served_model(files.path, model, files.tokenizer, template, link, files.max_model_len, grammars)
+            )
             self._tasks += [asyncio.ensure_future(link.run()), asyncio.ensure_future(hold_template(template))]
+        self._tasks.append(asyncio.ensure_future(hold_grammars(grammars)))
         self.http_app = create_app(served, http_settings(options), FrontMetrics())
 
     async def __del__(self) -> None:

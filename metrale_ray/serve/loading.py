@@ -18,6 +18,7 @@ from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.options import ModelOptions, ServiceOptions
+from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.templates.load import load_template
 from metrale_ray.serve.templates.renderer import Renderer
 from metrale_ray.serve.text import Tokenizer
@@ -40,6 +41,14 @@ async def hold_template(template: Renderer) -> None:
         template.close()
 
 
+async def hold_grammars(grammars: GrammarChecks) -> None:
+    """Keep their processes until cancelled."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        grammars.close()
+
+
 def served_model(
     path: Path,
     options: ModelOptions,
@@ -47,8 +56,12 @@ def served_model(
     template: Renderer,
     backend: Backend,
     max_model_len: int,
+    grammars: GrammarChecks,
 ) -> ServedModel:
-    """One model as the HTTP side knows it. Raises CheckpointError for a generation_config.json that cannot be used."""
+    """One model as the HTTP side knows it; `grammars` are those of the service.
+
+    Raises CheckpointError for a generation_config.json that cannot be used.
+    """
     return ServedModel(
         names=options.served_names,
         backend=backend,
@@ -59,6 +72,7 @@ def served_model(
         created=int(time.time()),
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
+        grammars=grammars,
     )
 
 

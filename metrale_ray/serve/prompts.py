@@ -23,6 +23,7 @@ from metrale_ray.sampling import checks
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.bad_words import bad_word_ids
+from metrale_ray.serve.structured import grammar_of
 from metrale_ray.serve.text import Tokenizer
 from metrale_ray.vocabulary import PROMPT, check_params, check_token_ids
 
@@ -102,12 +103,14 @@ class Preparation:
         if not isinstance(params, SamplingParams):
             raise checks.refusal("sampling_params", params, "SamplingParams", "one, or a list with one for each prompt")
         check_params(params, self._opened.vocab_size)
+        outputs = params.structured_outputs
+        grammar = None if outputs is None else grammar_of(outputs, self._tokenizer)
         if self._tokenizer is None:
             _check_no_texts(params)
-            return params.for_tokens()
+            return params.for_tokens(grammar=grammar)
         ends = [token_id for token_id in self._tokenizer.eos_token_ids if token_id < self._opened.vocab_size]
         bad_ids = bad_word_ids(params.bad_words, self._tokenizer, self._opened.vocab_size)
-        return params.for_tokens(bad_ids, sorted(ends))
+        return params.for_tokens(bad_ids, sorted(ends), grammar)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...], tuple[str, str] | None]:
         """The prompt's text and ids, and why it is too long, if it is."""

@@ -105,6 +105,10 @@ class Tokenizer:
         found = (token_id for token_id in self._special_ids if self.token_text(token_id) == text)
         return next(found, None)
 
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that has this text, or None for any other text."""
+        return next((token_id for token_id in self._special_ids if self.token_text(token_id) == text), None)
+
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether the id has no influence on a decode: it stands for no token, or for a special one that is skipped."""
         if skip_special_tokens and token_id in self._special_ids:

@@ -23,9 +23,10 @@ from metrale_ray.model_files import open_model
 from metrale_ray.progress import LoadProgress
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
-from metrale_ray.serve.loading import hold_template, http_settings, served_model, template_of
+from metrale_ray.serve.loading import hold_grammars, hold_template, http_settings, served_model, template_of
 from metrale_ray.serve.metrics.front_metrics import FrontMetrics
 from metrale_ray.serve.options import ModelOptions, ServiceOptions
+from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.watch import Watch
 from metrale_ray.service.server import HttpServer, listen
 from metrale_ray.service.stopping import Stopping
@@ -70,9 +71,13 @@ class Service:
                 explain=watch.explain,
             )
             template = template_of(self._model, files.tokenizer, self._options.limits)
-            served = served_model(files.path, self._model, files.tokenizer, template, link, files.max_model_len)
+            grammars = GrammarChecks(self._options.limits)
+            served = served_model(
+                files.path, self._model, files.tokenizer, template, link, files.max_model_len, grammars
+            )
             app = create_app([served], http_settings(self._options), FrontMetrics())
-            server = HttpServer(app, listener, [link.run, lambda: hold_template(template)])
+            tasks = [link.run, lambda: hold_template(template), lambda: hold_grammars(grammars)]
+            server = HttpServer(app, listener, tasks)
             steps.callback(server.close)
             server.start()
             with LoadProgress(config.ep_size) as progress:

@@ -25,6 +25,8 @@ async def prepared(
     call: Call, front: Front, prompts: Sequence[Prompt], params: SamplingParams, priority: int
 ) -> list[PromptRequest]:
     """One request for each prompt. Raises RequestError."""
+    if call.model.grammars is not None:
+        params = await call.model.grammars.checked(params, call.model.tokenizer)
 
     def make() -> list[PromptRequest]:
         return front.prepare.requests(prompts, params, priority, timeout_s(call))

@@ -47,11 +47,20 @@ class CellMissing(Exception):
 
 
 class Cell:
-    """One process, which may take `memory_bytes` of address space. It starts with the first work, or by `start`."""
+    """One process, which may take `memory_bytes` of address space. It starts with the first work, or by `start`.
+
+    `module` is what it runs: the templates' work, or another one that frames its answers alike.
+    """
 
     def __init__(
-        self, memory_bytes: int, *, start_timeout_s: float = START_TIMEOUT_S, line_timeout_s: float = LINE_TIMEOUT_S
+        self,
+        memory_bytes: int,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        line_timeout_s: float = LINE_TIMEOUT_S,
+        module: str | None = None,
     ) -> None:
+        self._module = module
         self._memory_bytes = memory_bytes
         self._start_timeout_s = start_timeout_s
         self._line_timeout_s = line_timeout_s
@@ -123,7 +132,7 @@ class Cell:
             mine.setblocking(False)
             # -P: no module from the folder that it happens to start in. From this thread, as it ends with its parent.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(self._memory_bytes)],
+                [sys.executable, "-P", "-m", self._module or MODULE, str(self._memory_bytes)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=_environment(),
