@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metrale_ray.errors import RequestError
 from metrale_ray.protocol.front.messages import Abort
 from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.structured import StructuredOutputs
 from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.openai.chat import StartedChat, start_chat
@@ -373,4 +375,27 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent(
         asyncio.run(start(played, **body))
     assert (caught.value.status, caught.value.code) == (400, code)
     assert caught.value.param == (param or "messages[0].content[0].type")
+    assert played.head.submitted == []
+
+
+class NoGrammar:
+    """Refuses every grammar."""
+
+    async def checked(self, params: SamplingParams, tokenizer: object) -> SamplingParams:
+        raise RequestError("it makes no sense", code="invalid_grammar", param="structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_told_by_the_field_it_comes_from(body: dict[str, Any], param: str) -> None:
+    played = Played(["a"], grammars=NoGrammar())
+    with pytest.raises(ApiError, match="it makes no sense") as caught:
+        asyncio.run(start(played, **body))
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_grammar", param)
     assert played.head.submitted == []
