@@ -2,7 +2,8 @@
 """`create_app`: the FastAPI app of a service.
 
 From the outside in: `access` (id, log, last catch), CORS where origins are listed (a browser's question before a
-request carries no key), `auth`, the router. Nothing is read of a body before its route is known and the key was right.
+request carries no key), `auth`, `turnstile`, the router. Nothing is read of a body before its route is known and the
+key was right.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from metrale_ray.serve.http.routes_state import add_state_routes
 from metrale_ray.serve.http.routes_tokens import TOKEN_BODIES, add_tokens_routes
 from metrale_ray.serve.http.service import Service
 from metrale_ray.serve.http.settings import HttpSettings
+from metrale_ray.serve.http.turnstile import Turnstile
 
 TITLE = "metrale_ray"
 SUMMARY = "OpenAI-compatible serving of mixture-of-experts models"
@@ -76,6 +78,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 def _add_middlewares(app: FastAPI, service: Service) -> None:
     """The last one added is the outermost."""
+    app.add_middleware(Turnstile)
     app.add_middleware(KeyCheck, settings=service.settings)
     if service.settings.cors_origins:
         app.add_middleware(
