@@ -170,6 +170,7 @@ SAMPLING_FLAGS = (
     Flag(("--stop-token-ids",), "token ids that end the output, 1,2,3", token_ids, "IDS"),
     Flag(("--include-stop-str-in-output",), "leave what ended the output at its end", switch=True),
     Flag(("--keep-special-tokens",), "show special tokens, such as the end of the sequence, as text", switch=True),
+    Flag(("--structured-outputs",), 'shape of the output, {"choice": ["yes", "no"]}', json_object, "JSON"),
     Flag(("--ignore-eos",), "go on after the end-of-sequence token", switch=True),
     Flag(("--logprobs",), "with --json: log probabilities of the tokens and of the N most likely ones", int),
     Flag(("--prompt-logprobs",), "with --json: the same for the tokens of the prompt", int),

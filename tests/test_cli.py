@@ -30,12 +30,13 @@ from metrale_ray.errors import (
     RequestError,
 )
 from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.structured import StructuredOutputs
 from metrale_ray.serve.outputs import CompletionOutput, Logprob, RequestOutput
 
 TOP = Path(__file__).resolve().parent.parent
 BASE = ["generate", "--model", "m"]
 # Flags whose absence means that there is nothing of the kind.
-NO_DEFAULT = ("model", "sampling_seed", "logit_bias", "stop_token_ids")
+NO_DEFAULT = ("model", "sampling_seed", "logit_bias", "stop_token_ids", "structured_outputs")
 
 
 class FakeTokenizer:
@@ -407,7 +408,7 @@ def test_every_setting_of_the_engine_has_a_flag_but_the_injected_faults() -> Non
 def test_every_sampling_parameter_has_a_flag_but_what_the_tokenizer_says() -> None:
     names = {"sampling_seed": "seed", "keep_special_tokens": "skip_special_tokens"}
     flags = {names.get(flag.setting, flag.setting) for flag in SAMPLING_FLAGS}
-    assert flags == {f.name for f in dataclasses.fields(SamplingParams)} - {"end_token_ids"}
+    assert flags == {f.name for f in dataclasses.fields(SamplingParams)} - {"end_token_ids", "grammar"}
 
 
 def test_the_help_of_generate_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -498,6 +499,15 @@ def test_flags_set_every_sampling_parameter(llm: FakeLLM) -> None:
         logit_bias={5: -100, 6: 0.5},
     )
     assert llm.options == {}
+
+
+def test_a_shape_of_the_output_is_passed_on_or_refused_by_name(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(llm, *BASE, "--prompt", "a", "--structured-outputs", '{"choice": ["yes", "no"]}') == 0
+    assert llm.params == SamplingParams(structured_outputs=StructuredOutputs(choice=["yes", "no"]))
+    assert run(llm, *BASE, "--prompt", "a", "--structured-outputs", '{"choices": []}') == 2
+    assert "structured_outputs is 'choices'" in capsys.readouterr().err
 
 
 def test_priority_and_time_limit_are_passed_on(llm: FakeLLM) -> None:

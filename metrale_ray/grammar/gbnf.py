@@ -10,14 +10,13 @@ What it leaves out: whether parentheses match and repetitions make sense, which 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from metrale_ray.errors import RequestError
-from metrale_ray.grammar.library import INVALID
+from metrale_ray.grammar.library import INVALID, lark_string
 
 _IS_GBNF = re.compile(r"^[ \t]*[A-Za-z_][\w.-]*\s*::=", re.MULTILINE)
 _PIECE = re.compile(
@@ -95,7 +94,7 @@ def _of_piece(text: str, piece: _Piece, numbers: dict[str, str]) -> str:
                 raise _refused(f"line {_line(text, piece)} names the rule {piece.text!r}, which is not defined")
             return f" {numbers[piece.text]}"
         case "string":
-            return " " + json.dumps(_plain(piece.text[1:-1], text, piece), ensure_ascii=False)
+            return " " + lark_string(_plain(piece.text[1:-1], text, piece))
         case "set":
             return f" /{_set(text, piece)}/"
         case "repeat":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from types import ModuleType
 
@@ -47,6 +48,11 @@ def parser_limits() -> object:
         max_grammar_size=MAX_GRAMMAR_SYMBOLS,
         verbose_errors=False,
     )
+
+
+def lark_string(text: str) -> str:
+    """`text` as a literal of Lark: as in JSON, but that one character of those that JSON takes is not taken."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def invalid(message: str) -> RequestError:

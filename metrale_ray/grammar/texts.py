@@ -13,7 +13,7 @@ from typing import Any
 
 from metrale_ray.errors import RequestError
 from metrale_ray.grammar.gbnf import is_gbnf, lark_of_gbnf
-from metrale_ray.grammar.library import INVALID, llguidance
+from metrale_ray.grammar.library import INVALID, lark_string, llguidance
 
 SHAPE = "shape"
 LAYOUT = {"whitespace_pattern": "[ \\n\\r\\t]{1,64}"}
@@ -66,11 +66,6 @@ def grammar_text(part: Part, after: str | None = None, after_token_id: int | Non
     else:
         before = f"start: before @{SHAPE}\nbefore[suffix={lark_string(after or '')}]: /(?s:.*)/\n"
     return _dump([{"lark_grammar": before}, {"name": SHAPE, **part}])
-
-
-def lark_string(text: str) -> str:
-    """`text` as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _dump(parts: list[Part]) -> str:
