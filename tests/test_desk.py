@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metrale_ray import desk as desk_module
+from metrale_ray.counters import Counters
 from metrale_ray.desk import MAX_REQUESTS, ByFront, Desk
 from metrale_ray.engine import Delivery
 from metrale_ray.errors import RequestError
@@ -16,6 +17,7 @@ from metrale_ray.inbox import Inbox
 from metrale_ray.protocol.front import Abort, Finish, FrontId, Output, Submit
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.request import RequestId
+from metrale_ray.timelines import Timelines
 
 ONE, TWO = FrontId(1), FrontId(2)
 
@@ -25,6 +27,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
+        self.counters, self.timelines = Counters(), Timelines()
 
     def submit(self, request_ids: Sequence[RequestId], prompt: tuple[int, ...], params: Any, **said: Any) -> None:
         if 13 in prompt:
@@ -105,6 +108,7 @@ def test_ends_go_before_requests_and_all_answers_go_out_together(room: Room) -> 
     assert [output.request_id for output in sent[ONE]] == [*(n for n in range(100) if n != 7), 201]
     assert sent[TWO] == [Output(7, 0, (), "abort")]
     assert sent[ONE][-1] == Output(201, 0, (), "error", None, ("unlucky", "no 13"), is_refusal=True)
+    assert room.engine.counters.by_refusal == {"unlucky": 1}
 
 
 def test_what_ends_before_the_engine_hears_of_it_is_answered_for_each_sequence(room: Room) -> None:
@@ -115,6 +119,7 @@ def test_what_ends_before_the_engine_hears_of_it_is_answered_for_each_sequence(r
     assert not room.engine.asked
     assert room.sent == [{ONE: [Output(1, i, (), reason) for i, reason in enumerate(("abort", "stop", "abort"))]}]  # type: ignore[arg-type]
     assert len(room.desk.clients) == 0
+    assert room.engine.timelines.finished == {"stop": 1, "length": 0, "abort": 2, "error": 0}
 
 
 def test_a_sequence_that_was_finished_while_its_request_waited_is_finished_at_once(room: Room) -> None:

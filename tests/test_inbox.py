@@ -78,7 +78,9 @@ def test_a_finish_stays_with_its_request_while_that_waits_and_never_comes_before
 def test_a_front_that_goes_takes_its_requests_with_it_and_no_others() -> None:
     inbox = an_inbox(1, 2)
     inbox.submit(TWO, a_submit(1), 0.0)
+    assert (inbox.num_sequences, inbox.num_dropped) == (3, 0)
     inbox.gone(ONE)
+    assert (inbox.num_sequences, inbox.num_dropped) == (1, 2)
     assert inbox.take_ending() == Gone(ONE)
     arrived = inbox.take_request()
     assert arrived is not None
@@ -138,7 +140,7 @@ def test_each_request_leaves_once_whatever_is_said_and_nothing_stays_counted(sai
         elif what == "take" and (arrived := inbox.take_request()) is not None:
             here.remove(arrived.submit.request_id)
         assert len(inbox) == len(here)
-        assert inbox._num_prompt_tokens == sum(here)
+        assert (inbox._num_prompt_tokens, inbox.num_sequences) == (sum(here), len(here))
 
 
 @pytest.mark.parametrize("what", ["submit", "end", "gone", "wake"])
