@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from metrale_ray.live import LiveRequest
+import numpy as np
+import pytest
+
+from metrale_ray.errors import RequestError
+from metrale_ray.live import LiveRequest, check_constraint
 from metrale_ray.sampling.token_params import TokenParams
 
 PROMPT = (5, 6, 5)
@@ -42,3 +46,34 @@ def test_a_token_is_noted_without_a_history_too() -> None:
     live.sample_row(3)
     live.note(8)
     assert live.sample_row(4).history is None
+
+
+class Noted:
+    """In the place of a constraint: what it was told."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def advance(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+
+
+def test_a_constraint_goes_on_with_the_tokens_that_were_kept_and_its_mask_is_the_rows() -> None:
+    live, noted = a_request(TokenParams(grammar="start: 'a'")), Noted()
+    live.constraint = noted  # type: ignore[assignment]
+    mask = np.array([True, False])
+    assert live.sample_row(3, mask).mask is mask
+    assert live.sample_row(3).mask is None
+    for token_id in (8, 6):
+        live.note(token_id)
+    assert noted.token_ids == [8, 6]
+    assert live.sample_row(5).history is None
+
+
+def test_a_grammar_needs_a_token_that_ends_a_text() -> None:
+    params, constraint = TokenParams(grammar="start: 'a'"), Noted()
+    check_constraint(params, constraint, frozenset({9}))  # type: ignore[arg-type]
+    check_constraint(TokenParams(), None, frozenset())
+    with pytest.raises(RequestError, match="eos_token_id") as caught:
+        check_constraint(params, constraint, frozenset())  # type: ignore[arg-type]
+    assert caught.value.code == "invalid_grammar"

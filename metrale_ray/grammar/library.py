@@ -57,9 +57,11 @@ def lark_string(text: str) -> str:
 
 def invalid(message: str) -> RequestError:
     """The refusal of a grammar that llguidance explains so."""
-    return RequestError(f"the grammar is refused: {_first_lines(message)}", code=INVALID)
+    return RequestError(f"the grammar is refused: {_short(message)}", code=INVALID)
 
 
-def _first_lines(message: str, max_characters: int = 500) -> str:
-    text = " ".join(message.split())
+def _short(message: str, max_characters: int = 500) -> str:
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    if text.startswith("NoExtension"):
+        return "it allows no text"
     return text if len(text) <= max_characters else text[: max_characters - 3] + "..."

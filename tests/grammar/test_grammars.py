@@ -191,6 +191,12 @@ def test_a_text_that_makes_no_sense_is_refused_by_check_and_compiler(grammars: G
         assert len(caught.value.message) < 600
 
 
+def test_one_that_allows_no_text_is_refused_in_these_words(grammars: Grammars) -> None:
+    for part in (of_json('{"$ref":"#"}'), of_grammar("start: start")):
+        with pytest.raises(RequestError, match=r"the grammar is refused: it allows no text$"):
+            grammars.compile(grammar_text(part))
+
+
 def test_rules_that_follow_rules_for_thousands_of_levels_do_not_end_the_process(grammars: Grammars) -> None:
     rules = [f"r{number}: r{number + 1}" for number in range(6000)]
     chain = "\n".join(["start: r0", *rules, 'r6000: "e"'])

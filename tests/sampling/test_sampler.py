@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, reject
@@ -364,3 +365,43 @@ def test_the_tokens_follow_the_distribution(params: TokenParams, scale: int) -> 
     freedom = len(weight) - 1
     assert freedom >= 4
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def masked(allowed: Iterable[int], size: int = 6, **fields: Any) -> SampleRow:
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[list(allowed)] = True
+    params = TokenParams(**{"temperature": 0, **fields.pop("params", {})})
+    return SampleRow(params, 1, 0, 0, mask=mask, end_token_ids=frozenset({5}), **fields)
+
+
+def test_a_grammar_allows_its_tokens_alone_and_its_row_alone_is_changed() -> None:
+    logits_RV = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]] * 3)
+    rows = [masked([1, 3]), row(temperature=0), masked([0], params={"temperature": 2.0})]
+    assert sampled(logits_RV, rows) == [3, 5, 0]
+    assert tokens(_sample_from_device(logits_RV, rows)) == [3, 5, 0]
+
+
+def test_log_probabilities_under_a_grammar_are_those_of_the_raw_logits() -> None:
+    logits_RV = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    (found,) = sample(logits_RV, [masked([1], params={"logprobs": 2})])
+    assert isinstance(found, Sampled)
+    assert found.logprobs is not None
+    assert (found.token_id, found.logprobs.rank, found.logprobs.top_ids) == (1, 5, (5, 4))
+    assert found.logprobs.logprob == pytest.approx(float(torch.log_softmax(logits_RV.double(), 1)[0, 1]), abs=1e-6)
+
+
+def test_a_grammar_that_leaves_the_end_alone_wins_over_min_tokens() -> None:
+    logits_RV = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    early = {"num_generated": 1, "params": {"min_tokens": 3}}
+    assert sampled(logits_RV, [masked([2, 5], **early)]) == [2]
+    assert sampled(logits_RV, [masked([5], **early)]) == [5]
+    banned = {"num_generated": 1, "params": {"min_tokens": 3, "allowed_token_ids": [1, 5]}}
+    assert sampled(logits_RV, [masked([2, 5], **banned)]) == [5]
+
+
+def test_a_grammar_and_other_masks_that_leave_nothing_fail_their_row() -> None:
+    logits_RV = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]] * 2)
+    first, second = sample(logits_RV, [masked([2], params={"allowed_token_ids": [1]}), masked([2])])
+    assert isinstance(first, SampleError)
+    assert first.code == "no_token_left"
+    assert second == Sampled(2)
