@@ -7,10 +7,9 @@ depth and a number of lists and objects that later walks can bear. The parser gi
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
 
 import jiter
@@ -22,7 +21,6 @@ MAX_CONTAINERS = 2**17
 
 MAX_MESSAGE_CHARACTERS = 300
 _TEXT = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
-_MAY_BE_INFINITE = re.compile(rb"[eE]\+?0*[1-9]\d\d|\d{300}")
 
 
 def parse_object(data: bytes, max_depth: int) -> dict[str, Any]:
@@ -36,10 +34,7 @@ def parse_object(data: bytes, max_depth: int) -> dict[str, Any]:
         raise _refusal(str(error)) from error
     if not isinstance(value, dict):
         raise _refusal(f"it is {_NAMES.get(type(value), 'a number')}; an object is needed, such as {{}}")
-    if num_brackets > max_depth:
-        _check_depth(value, max_depth)
-    if _MAY_BE_INFINITE.search(data):
-        _check_numbers(value)
+    _check_inside(value, max_depth)
     return value
 
 
@@ -51,28 +46,27 @@ def _check_count(data: bytes) -> None:
         raise _refusal(f"it holds {count} lists and objects; at most {MAX_CONTAINERS} are allowed")
 
 
-def _check_depth(value: dict[str, Any], max_depth: int) -> None:
-    if next(itertools.islice(_levels(value), max_depth, None), None) is not None:
-        raise _refusal(f"lists and objects are nested more than {max_depth} deep")
+def _check_inside(value: dict[str, Any], max_depth: int) -> None:
+    """Depth and numbers, without recursion. The time it takes grows with the values, not with the texts among them."""
+    level: list[Any] = [value]
+    for _ in range(max_depth):
+        level = [inner for holder in level for inner in _inner(_items(holder))]
+        if not level:
+            return
+    raise _refusal(f"lists and objects are nested more than {max_depth} deep")
 
 
-def _check_numbers(value: dict[str, Any]) -> None:
-    for level in _levels(value):
-        for holder in level:
-            for item in _items(holder):
-                if type(item) is float and not math.isfinite(item):
-                    raise _refusal("a number is too large to be one; at most 1.8e308 is allowed")
+def _inner(items: Collection[Any]) -> list[Any]:
+    """The lists and objects among these. Raises ApiError for a number that is none."""
+    kinds = set(map(type, items))
+    if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
+        raise _refusal("a number is too large to be one; at most 1.8e308 is allowed")
+    if kinds.isdisjoint((dict, list)):
+        return []
+    return [item for item in items if type(item) is dict or type(item) is list]
 
 
-def _levels(value: Any) -> Iterator[list[Any]]:
-    """The lists and objects of each depth, without recursion."""
-    level = [value]
-    while level:
-        yield level
-        level = [item for holder in level for item in _items(holder) if type(item) is dict or type(item) is list]
-
-
-def _items(holder: Any) -> Any:
+def _items(holder: Any) -> Collection[Any]:
     return holder.values() if type(holder) is dict else holder
 
 
