@@ -87,7 +87,8 @@ class Head:
         config = self._config
         self._loop = asyncio.get_running_loop()
         self._setup = setup = await asyncio.to_thread(open_rank, config, 0, self._host)
-        self._compiling = Compiling(_grammars(setup), self._inbox, self._refuse_arrived)
+        self._grammars = _grammars(setup)
+        self._compiling = Compiling(self._grammars, self._inbox, self._refuse_arrived)
         self._transports = transports = {
             rank: ZmqTransport.listen(self._host, f"rank {rank}", self._keys, worker_keys[rank])
             for rank in range(1, config.ep_size)
@@ -241,6 +242,7 @@ class Head:
 
     def _start(self, setup: RankSetup) -> Engine:
         use_threads(self._config.threads_per_rank)
+        self._grammars.prepare()  # while the workers come
         num_blocks = shake_hands(setup, self._links, FIRST_EPOCH)
         self._collectives = self._make_collectives(setup)
         self._state = HeadState("loading", {})

@@ -2,14 +2,15 @@
 """`Grammars`: compiles the grammars of requests for one checkpoint.
 
 Rules: `compile` may be called in any thread and holds Python's lock for no long time. What a text that makes sense
-takes is bounded by the limits in `library`: in symbols, in states and in steps. The tokenizer is loaded when the first
-grammar comes. What was compiled lately is kept and copied, as many requests have the same schema.
+takes is bounded by the limits in `library`: in symbols, in states and in steps. The tokenizer is loaded by `prepare`, or
+when the first grammar comes. What was compiled lately is kept and copied, as many requests have the same schema.
 
 What it leaves out: who waits for how long (`compiling`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -63,6 +64,14 @@ class Grammars:
             if found is not None:
                 self._kept.move_to_end(text)
         return None if found is None else found.copy(())
+
+    def prepare(self) -> None:
+        """Read the tokenizer before there is anything to hold up: it takes Python's lock for a second or more.
+
+        Where that is not possible, whoever asks for a grammar is told.
+        """
+        with contextlib.suppress(RequestError):
+            self.load()
 
     def load(self) -> Vocabulary:
         """The tokenizer, read at the first call. Raises RequestError where there is none, or no library."""
