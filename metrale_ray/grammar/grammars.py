@@ -2,8 +2,8 @@
 """`Grammars`: compiles the grammars of requests for one checkpoint.
 
 Rules: `compile` may be called in any thread and holds Python's lock for no long time. What a text that makes sense
-takes is bounded by the limits in `library`: in symbols, in states and in steps. The tokenizer is loaded by `prepare`, or
-when the first grammar comes. What was compiled lately is kept and copied, as many requests have the same schema.
+takes is bounded by the limits in `library`: in symbols, in states and in steps. The tokenizer is loaded by `prepare`,
+or when the first grammar comes. What was compiled lately is kept and copied, as many requests have the same schema.
 
 What it leaves out: who waits for how long (`compiling`).
 """
