@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Expert-parallel serving of mixture-of-experts language models on Ray.
 
-The public names are `LLM`, `SamplingParams`, `EngineConfig`, `Logprob` (of which an answer has one for each candidate
-that was asked for) and `__version__`. Each is looked up when it is first asked for, so that `import metrale_ray` loads
+The public names are `LLM`, `SamplingParams`, `StructuredOutputs` (the form of an answer), `EngineConfig`, `Logprob` (of
+which an answer has one for each candidate that was asked for) and `__version__`. Each is looked up when it is first asked for, so that `import metrale_ray` loads
 neither torch nor Ray.
 """
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from metrale_ray.config import EngineConfig
     from metrale_ray.llm import LLM
     from metrale_ray.sampling.params import SamplingParams
+    from metrale_ray.sampling.structured import StructuredOutputs
     from metrale_ray.serve.outputs import Logprob
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "EngineConfig", "Logprob", "SamplingParams", "__version__"]
+__all__ = ["LLM", "EngineConfig", "Logprob", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOMES = {
     "LLM": "metrale_ray.llm",
     "SamplingParams": "metrale_ray.sampling.params",
+    "StructuredOutputs": "metrale_ray.sampling.structured",
     "EngineConfig": "metrale_ray.config",
     "Logprob": "metrale_ray.serve.outputs",
 }
