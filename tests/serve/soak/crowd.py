@@ -28,11 +28,11 @@ TIMEOUT_S = 240.0
 
 @dataclass
 class Crowd:
-    """`seen` counts what came of requests by kind; `on_answer` is called after each."""
+    """`seen` counts what came of requests by kind; `on_answer` is called with their number after each."""
 
     url: str
     tokenizer: Tokenizer
-    on_answer: Callable[[], None]
+    on_answer: Callable[[int], object]
     seen: Counter[str] = field(default_factory=Counter)
 
     async def run(self, num_clients: int, num_rounds: int) -> None:
@@ -55,7 +55,7 @@ class Crowd:
             else:
                 await self._stay(session, ask)
             self.seen["requests"] += 1
-            self.on_answer()
+            self.on_answer(self.seen["requests"])
 
     async def _stay(self, session: aiohttp.ClientSession, ask: Ask) -> None:
         async with session.post(ask.path, json=ask.body) as response:
