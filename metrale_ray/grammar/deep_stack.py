@@ -18,6 +18,9 @@ from metrale_ray.grammar.library import INVALID
 STACK_BYTES = 512 * 2**20
 """Of 2**18 characters every rule takes 9 at least; a level took up to 8 KB where it was measured."""
 
+_setting = threading.Lock()
+"""Held while the size of new stacks is another one than the process's own."""
+
 T = TypeVar("T")
 
 
@@ -43,15 +46,19 @@ def with_deep_stack(work: Callable[[], T]) -> T:
 
 
 def _start(thread: threading.Thread) -> None:
-    """The size is a setting of the process; threads that start meanwhile may get it too, which costs them nothing."""
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise RequestError(
-            f"no thread with a stack of {STACK_BYTES >> 20} MiB could be started for the grammar ({error}); "
-            "allow this process more address space or threads",
-            code=INVALID,
-        ) from error
-    finally:
-        threading.stack_size(before)
+    """The size is a setting of the process: one thread at a time sets it, starts and puts it back.
+
+    What others start meanwhile may get it too, which costs them nothing.
+    """
+    with _setting:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise RequestError(
+                f"no thread with a stack of {STACK_BYTES >> 20} MiB could be started for the grammar ({error}); "
+                "allow this process more address space or threads",
+                code=INVALID,
+            ) from error
+        finally:
+            threading.stack_size(before)
