@@ -4,7 +4,8 @@
 Rules: the head's loop calls it, and nothing is compiled there or on the engine's thread, but in a few threads, in the
 order in which the requests came. They wait in the inbox meanwhile, where they may be ended like any other; those
 without a grammar pass them by. A request waits for a thread for so long and for its grammar for so long, and is refused
-then; a thread is given the next grammar when it is done with its last, however long that takes.
+then; a thread is given the next grammar when it is done with its last, however long that takes. Whatever fails, also a
+panic in Rust, is an answer to its request, and its thread's place is free again.
 
 What it leaves out: what a grammar may cost, which bounds how long a thread is busy (`grammar`). A front that serves
 strangers looks at their texts before, in a process that can be ended.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -21,9 +23,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from metrale_ray.errors import RequestError
-from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.grammar.grammars import Grammars
 from metrale_ray.inbox import Arrived, Inbox
+
+log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 2.0
 """A usual schema takes milliseconds. What takes longer than this is refused."""
@@ -66,7 +69,13 @@ class Compiling:
 
     def start(self, arrived: Arrived) -> None:
         """Compile the grammar of a request that waits in the inbox; let it go on there, or refuse it."""
-        kept = self._grammars.kept(_text(arrived))
+        try:
+            kept = self._grammars.kept(_text(arrived))
+        except BaseException as error:
+            self._end(arrived, _refusal(error))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise  # they are this thread's, not the grammar's
+            return
         if kept is not None:
             self._inbox.ready(arrived, kept)
             return
@@ -88,33 +97,21 @@ class Compiling:
         try:
             if self._inbox.is_preparing(arrived):
                 await self._compile(arrived)
+        except Exception as error:  # noqa: BLE001  whatever it is, the request is answered
+            self._end(arrived, _refusal(error))
         finally:
             self._free.release()
 
     async def _compile(self, arrived: Arrived) -> None:
         """With a thread of its own, until the thread is free again."""
-        try:
-            await _in_thread(self._grammars.load)
-        except RequestError as error:
-            self._end(arrived, error)
-            return
+        await _in_thread(self._grammars.load)
         text = _text(arrived)
         compiled = _in_thread(lambda: self._grammars.compile(text))
         done, _ = await asyncio.wait({compiled}, timeout=self._timeout_s)
         if not done:
             self._end(arrived, _too_slow(self._timeout_s))
             await asyncio.wait({compiled})
-        self._conclude(arrived, compiled)
-
-    def _conclude(self, arrived: Arrived, compiled: asyncio.Future[Constraint]) -> None:
-        """What has been refused or ended meanwhile is passed over by the inbox."""
-        error = compiled.exception()
-        if error is None:
-            self._inbox.ready(arrived, compiled.result())
-        elif isinstance(error, RequestError):
-            self._end(arrived, error)
-        else:
-            self._end(arrived, RequestError(f"the grammar could not be compiled: {error}", code="invalid_grammar"))
+        self._inbox.ready(arrived, compiled.result())  # unless it has been refused or has ended meanwhile
 
     def _end(self, arrived: Arrived, error: RequestError) -> None:
         if self._inbox.withdraw(arrived):
@@ -122,15 +119,17 @@ class Compiling:
 
 
 def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """What `work` gives or raises, from a thread that keeps no process from ending."""
+    """What `work` gives, from a thread that keeps no process from ending. Raises RequestError for all it raises."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
         try:
-            _tell(loop, future, partial(future.set_result, work()))
-        except Exception as error:  # noqa: BLE001  whoever waits is told, whatever it is
-            _tell(loop, future, partial(future.set_exception, error))
+            result = work()
+        except BaseException as error:  # noqa: BLE001  whoever waits is told, whatever it is
+            _tell(loop, future, partial(future.set_exception, _refusal(error)))
+        else:
+            _tell(loop, future, partial(future.set_result, result))
 
     threading.Thread(target=run, name="compiling", daemon=True).start()
     return future
@@ -146,6 +145,15 @@ def _text(arrived: Arrived) -> str:
     text = arrived.submit.params.grammar
     assert text is not None, "only requests with a grammar come here"
     return text
+
+
+def _refusal(error: BaseException) -> RequestError:
+    """What whoever waits is told of a failure; what is no refusal by itself is a fault, and goes into the log."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("a grammar could not be compiled", exc_info=error)
+    reason = f"{type(error).__name__}: {error}"
+    return RequestError(f"the grammar could not be compiled: {reason}", code="invalid_grammar")
 
 
 def _too_slow(timeout_s: float) -> RequestError:

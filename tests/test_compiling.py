@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from metrale_ray.compiling import Compiling
 from metrale_ray.errors import RequestError
-from metrale_ray.grammar.constraint import Constraint
+from metrale_ray.grammar.constraint import Constraint, Vocabulary
 from metrale_ray.grammar.grammars import Grammars
 from metrale_ray.inbox import Arrived, Ending, Inbox
 from metrale_ray.protocol.front import Abort, Finish, FrontId, Submit
@@ -180,6 +181,80 @@ def test_an_engine_that_ends_drops_what_is_being_compiled(folder: Path) -> None:
         grammars.allowed.release(2)
         await asyncio.gather(*rig.compiling._tasks, return_exceptions=True)
         assert (rig.taken(), rig.refused) == ([], [])
+
+    on_loop(script)
+
+
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no Exception."""
+
+
+FAILURES = [MemoryError("no memory"), Panic("it panicked"), StopIteration("it stopped"), KeyboardInterrupt("a key")]
+
+
+class Broken(Grammars):
+    """Fails at the place that it is told, as often as there are failures left."""
+
+    def __init__(self, folder: Path, place: str, failures: list[BaseException]) -> None:
+        super().__init__(folder, 320, [0])
+        self._place = place
+        self._failures = failures
+
+    def compile(self, text: str) -> Constraint:
+        self._fail("compile")
+        return super().compile(text)
+
+    def kept(self, text: str) -> Constraint | None:
+        self._fail("kept")
+        return super().kept(text)
+
+    def load(self) -> Vocabulary:
+        self._fail("load")
+        return super().load()
+
+    def _fail(self, place: str) -> None:
+        if place == self._place and self._failures:
+            raise self._failures.pop(0)
+
+
+@pytest.mark.parametrize("place", ["kept", "load", "compile"])
+def test_whatever_fails_is_an_answer_and_a_line_in_the_log_and_the_next_grammar_has_its_place(
+    folder: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script() -> None:
+        rig = Rig(Broken(folder, place, list(FAILURES)))
+        for number in range(3):
+            rig.submit(number, GOOD)
+        ours = pytest.raises(KeyboardInterrupt) if place == "kept" else contextlib.nullcontext()
+        with ours:  # on the loop's own thread it is not the grammar's
+            rig.submit(3, GOOD)
+        await settled(rig)
+        assert [(number, error.code) for number, error in rig.refused] == [(n, "invalid_grammar") for n in range(4)]
+        for (_, error), failure in zip(rig.refused, FAILURES, strict=True):
+            assert error.message == f"the grammar could not be compiled: {type(failure).__name__}: {failure}"
+        assert [record.levelname for record in caplog.records] == ["ERROR"] * 4
+        assert len(rig.inbox) == 0
+        rig.submit(9, GOOD)
+        await settled(rig)
+        assert rig.taken() == [9]
+
+    on_loop(script)
+
+
+def test_a_thread_that_cannot_be_started_is_an_answer_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def script() -> None:
+        rig = Rig(Grammars(folder, 320, [0]))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            rig.submit(1, GOOD)
+            await settled(rig)
+        assert [(number, error.code) for number, error in rig.refused] == [(1, "invalid_grammar")]
+        rig.submit(2, GOOD)
+        await settled(rig)
+        assert rig.taken() == [2]
 
     on_loop(script)
 

@@ -68,8 +68,9 @@ def test_a_thread_that_cannot_be_started_is_a_refusal_and_the_setting_is_put_bac
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch, pytest.raises(RequestError, match="more address space or threads"):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        with_deep_stack(lambda: None)
+        with pytest.raises(RequestError, match="more address space or threads"):
+            with_deep_stack(lambda: None)
     assert threading.stack_size() == before
     assert with_deep_stack(lambda: 1) == 1
