@@ -19,6 +19,7 @@ import yaml
 
 from metrale_ray.errors import ConfigError
 from metrale_ray.serve.deployment import build_app
+from metrale_ray.serve.http.auth import by_digest
 from tests.processes import Run, check_nothing_left, until
 from tests.service_rig import write_model
 
@@ -162,6 +163,15 @@ def test_arguments_of_a_command_line_are_texts_and_become_numbers() -> None:
     assert app._bound_deployment.num_replicas == 2
     with pytest.raises(ConfigError, match="ep_size is 'two'"):
         build_app({"model": "m", "ep_size": "two"})
+
+
+def test_ray_serve_is_given_keys_as_digests_alone_and_engines_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METRALE_API_KEY", "key-of-the-environment")
+    front = build_app({"model": "m", "api_key": "key-of-clients", "admin_key": "key-of-admins", "max_n": 2})
+    _, service, (engine,) = front._bound_deployment.init_args
+    digests = [by_digest(key) for key in ("key-of-clients", "key-of-the-environment")]
+    assert service == {"max_n": 2, "api_key": digests, "admin_key": [by_digest("key-of-admins")]}
+    assert engine._bound_deployment.init_args == ({"model": "m"}, {})
 
 
 def test_an_app_has_one_engine_for_each_model_and_as_many_fronts_as_asked() -> None:

@@ -37,9 +37,17 @@ from metrale_ray.protocol.keys import new_keys
 from metrale_ray.serve.backend import ServedModel
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
+from metrale_ray.serve.http.auth import by_digest
 from metrale_ray.serve.loading import hold_grammars, hold_template, http_settings, served_model, template_of
 from metrale_ray.serve.metrics.front_metrics import FrontMetrics
-from metrale_ray.serve.options import ModelOptions, model_options, service_options, split_options, with_numbers
+from metrale_ray.serve.options import (
+    ModelOptions,
+    ServiceOptions,
+    model_options,
+    service_options,
+    split_options,
+    with_numbers,
+)
 from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.watch import Watch
 
@@ -49,6 +57,7 @@ CONNECT_TIMEOUT_S = 10.0
 """For an engine to say where it is; one that is starting is asked again."""
 
 LOOK_S = 0.2
+IDLE_ANSWERS = 3
 MARGIN_S = 15.0
 """Above the drain's own time, for an engine to end in order before Ray Serve kills it."""
 
@@ -73,11 +82,14 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
         raise ConfigError(f"num_fronts is {num_fronts!r}; it must be an integer of at least 1")
     models, service = _models_and_service(values)
     names = [_engine_name(index, len(models)) for index in range(len(models))]
-    options = service_options({name: value for name, value in service.items() if not name.endswith("_file")}, {})
+    in_files = {name: value for name, value in service.items() if name.endswith("_file")}
+    options = service_options({name: value for name, value in service.items() if name not in in_files}, os.environ)
+    service = {**service, **_key_digests(options)}
+    times = {name: service[name] for name in ("drain_timeout_s", "progress_timeout_s") if name in service}
     engines = [
         Engine.options(  # type: ignore[attr-defined]  # what Serve makes of a class
             name=name, graceful_shutdown_timeout_s=options.drain_timeout_s + MARGIN_S
-        ).bind(model, service)
+        ).bind(model, times)
         for name, model in zip(names, models, strict=True)
     ]
     front: serve.Application = Front.options(  # type: ignore[attr-defined]
@@ -109,6 +121,15 @@ def _models_and_service(values: dict[str, Any]) -> tuple[list[dict[str, Any]], d
     return models, service
 
 
+def _key_digests(options: ServiceOptions) -> dict[str, list[str]]:
+    """The keys of the arguments and of this process's environment, which replicas do not see, as digests.
+
+    Ray Serve keeps the arguments of deployments, and shows them.
+    """
+    keys = {"api_key": options.api_keys, "admin_key": options.admin_keys}
+    return {name: [by_digest(key) for key in given] for name, given in keys.items() if given}
+
+
 def _engine_name(index: int, count: int) -> str:
     return "Engine" if count == 1 else f"Engine-{index}"
 
@@ -126,10 +147,10 @@ class Engine:
     async def __init__(self, model: Mapping[str, Any], service: Mapping[str, Any]) -> None:  # type: ignore[misc]
         options = model_options(model)
         _log_to_stderr(options)
-        self._service = service_options({**service}, os.environ)
+        self._service = service_options(service, {})  # its two times
         self._config: EngineConfig = options.config.resolved()
         self._cluster = Cluster(self._config)
-        self._watch = Watch(self._cluster.wait_ended, _note_death)
+        self._watch = Watch(self._cluster.wait_ended, self._note_death)
         self._link = EngineLink(
             self._find,
             None,
@@ -144,7 +165,7 @@ class Engine:
             self._session = asyncio.ensure_future(self._link.run())
             await self._wait_first_token()
         except BaseException:
-            await asyncio.to_thread(self._cluster.close)
+            await self._end()
             raise
 
     async def connect(self, public_key: str) -> dict[str, Any]:
@@ -174,13 +195,22 @@ class Engine:
         if not hasattr(self, "_session"):
             return
         deadline = time.monotonic() + self._service.drain_timeout_s
-        while self._watch.death is None and self._link.figures().get("has_work") and time.monotonic() < deadline:
+        num_idle = 0  # answers in a row: a request may have been on its way at the first
+        while self._watch.death is None and num_idle < IDLE_ANSWERS and time.monotonic() < deadline:
+            num_idle = 0 if (await self._link.ask()).get("has_work") else num_idle + 1
             await asyncio.sleep(LOOK_S)
+        await self._end()
+
+    async def _end(self) -> None:
         self._watch.stop()
         self._session.cancel()
         await asyncio.gather(self._session, return_exceptions=True)
         await asyncio.to_thread(self._cluster.close)
         await asyncio.to_thread(self._watch.join)
+
+    def _note_death(self, death: EngineDead) -> None:
+        log.error("the engine ended: %s", death.message)
+        self._link.die(death)
 
     async def _find(self) -> EngineAddress:
         if self._watch.death is not None:
@@ -192,6 +222,8 @@ class Engine:
         while not self._link.health().is_ready:
             if self._watch.death is not None:
                 raise StartError(self._watch.death.message, rank=self._watch.death.rank)
+            if self._link.refusal:
+                raise StartError(self._link.refusal)
             await asyncio.sleep(LOOK_S)
 
 
@@ -233,6 +265,13 @@ class Front:
             self._tasks += [asyncio.ensure_future(link.run()), asyncio.ensure_future(hold_template(template))]
         self._tasks.append(asyncio.ensure_future(hold_grammars(grammars)))
         self.http_app = create_app(served, http_settings(options), FrontMetrics())
+        if not options.api_keys:
+            log.warning("there is no key: whoever reaches Ray Serve's proxy may use this service")
+
+    async def check_health(self) -> None:
+        """Raises StartError when a part of this replica has stopped working; Ray Serve then makes another one."""
+        if any(task.done() for task in self._tasks):
+            raise StartError("a task of this front has ended, so it cannot go on; its log has the reason")
 
     async def __del__(self) -> None:
         """Leave the engines, which end what still runs for this front."""
@@ -258,10 +297,6 @@ def _finder(engine: Any) -> Any:
         return EngineAddress(told["address"], keys, told["head_key"], told["max_queue_len"])
 
     return find
-
-
-def _note_death(death: EngineDead) -> None:
-    log.error("the engine ended: %s", death.message)
 
 
 def _log_state(state: HeadState) -> None:

@@ -2,8 +2,9 @@
 """`EngineLink`: a front's way to an engine that may not be there yet, may go, and may come back.
 
 Rules. One task (`run`) looks for the engine, opens a session, asks for a real token, and from then on asks the head how
-it is, until the session ends; then it looks again. Everything else only reads what this task has noted, and never
-waits. An engine that is not heard of for a few seconds is not ready, long before its session is given up.
+it is, until the session ends; then it looks again, whatever went wrong. Everything else only reads what this task has
+noted, and never waits. An engine that is not heard of for a few seconds is not ready, long before its session is given
+up. What is shown of an engine that has gone says so: nothing runs in it any more.
 
 What it leaves out: how an engine is found (`find`), and what is done with it (`serve.openai`).
 """
@@ -34,6 +35,12 @@ ASK_S = 1.0
 
 SILENT_S = 5.0
 """An engine of which nothing was heard for so long is not ready. It beats every 2 s and answers each question."""
+
+TOLD_S = 12.0
+"""A head that is heard of and has not said how it is for so long is not ready either: two questions went unanswered."""
+
+MAX_REFUSALS = 3
+"""First tokens that an engine may refuse in a row. One that never gives one will not do it later."""
 
 RETRY_S = 1.0
 """How long after a failed search the next one begins."""
@@ -87,7 +94,10 @@ class EngineLink:
         self._why_not = "the engine is starting"
         self._told: dict[str, Any] = {}
         self._told_at_s = 0.0
+        self._last_death = ""
         self.num_sessions = 0
+        self._num_refusals = 0
+        self._refusal = ""
 
     def front(self) -> Front:
         """The way to ask the engine something. Raises ApiError 503."""
@@ -110,13 +120,28 @@ class EngineLink:
         """What the head told last."""
         return self._told
 
+    @property
+    def refusal(self) -> str:
+        """Why the engine gives no token at all, once that is certain; "" otherwise."""
+        return self._refusal if self._num_refusals >= MAX_REFUSALS else ""
+
     async def explain(self, seen: EngineDead) -> EngineDead:
         """The death as a caller is told it."""
         return seen if self._explain is None else await self._explain(seen)
 
-    def say(self, why_not: str) -> None:
-        """Note why there is no engine yet: a phase of its start."""
-        self._why_not = why_not
+    def die(self, death: EngineDead) -> None:
+        """Whoever knows better says that the engine has ended: all who wait are told so. From any thread."""
+        client = self._client
+        if client is not None:
+            client.die(death.message, death.rank)
+
+    async def ask(self) -> Mapping[str, Any]:
+        """The head's figures as they are now; those of the last time if it does not answer, or is not there."""
+        client = self._client
+        if client is not None:
+            with contextlib.suppress(EngineDead):
+                await self._ask(client)
+        return self._told
 
     async def run(self) -> None:
         """Keep a session with the engine until cancelled."""
@@ -127,6 +152,9 @@ class EngineLink:
                 self._lose(error.message)
             except TimeoutError as error:
                 self._lose(str(error))
+            except Exception as error:
+                log.exception("the way to the engine failed, and is tried again")
+                self._lose(f"{type(error).__name__}: {error}")
             await asyncio.sleep(RETRY_S)
 
     async def _hold_session(self, where: EngineAddress) -> None:
@@ -137,7 +165,7 @@ class EngineLink:
             self._client = client
             self._why_not = "the engine has not given its first token yet"
             await self._ask(client)
-            await _wait_first_token(client)
+            await self._wait_first_token(client)
             # Half of the head's queue: other fronts have room too.
             self._front = Front(client, self._tokenizer, max_waiting=max(1, where.max_queue_len // 2))
             self.num_sessions += 1
@@ -147,6 +175,9 @@ class EngineLink:
                 await self._ask(client)
             raise client.death
         finally:
+            if self._front is not None and client.death is not None:
+                self._last_death = client.death.message
+                self._told = ended_figures(self._told, self._last_death)
             self._front = self._client = None
             await asyncio.to_thread(client.close)
 
@@ -156,12 +187,29 @@ class EngineLink:
             self._told = await client.aask(SILENT_S)
             self._told_at_s = self._clock()
 
+    async def _wait_first_token(self, client: FrontClient) -> None:
+        """Let the engine give one token. Raises EngineDead, RequestError with its reason, TimeoutError."""
+        handle = client.submit((0,), _FIRST_TOKEN)
+        try:
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                output = await handle.aget()
+        except BaseException:
+            handle.abort()
+            raise
+        if output.error is None:
+            self._num_refusals = 0
+            return
+        code, message = output.error
+        self._refusal = f"the engine gave no first token: {message}"
+        self._num_refusals += 1
+        raise RequestError(self._refusal, code=code)
+
     def _lose(self, reason: str) -> None:
+        if self._last_death and self._last_death not in reason:
+            reason = f"{reason} (the last one ended: {self._last_death})"
         if reason != self._why_not:
             log.warning("there is no engine: %s", reason)
         self._why_not = reason
-        if self._told:  # the last figures stay, but nothing runs any more
-            self._told = {**self._told, "phase": "ended"}
 
     def _reason(self) -> str:
         return self._reason_of_death() or self._why_not
@@ -176,6 +224,9 @@ class EngineLink:
             return self._reason()
         if client.heard_age_s > SILENT_S:
             return f"nothing was heard of the engine for {client.heard_age_s:.0f} s"
+        told_age_s = self._clock() - self._told_at_s
+        if told_age_s > TOLD_S:
+            return f"the head has not said for {told_age_s:.0f} s how the engine is"
         return ""
 
     def _moving_reason(self) -> str:
@@ -188,15 +239,13 @@ class EngineLink:
         return f"work waits and no command has completed for {age_s:.0f} s"
 
 
-async def _wait_first_token(client: FrontClient) -> None:
-    """Let the engine give one token. Raises EngineDead, RequestError with its reason, TimeoutError."""
-    handle = client.submit((0,), _FIRST_TOKEN)
-    try:
-        async with asyncio.timeout(TOKEN_TIMEOUT_S):
-            output = await handle.aget()
-    except BaseException:
-        handle.abort()
-        raise
-    if output.error is not None:
-        code, message = output.error
-        raise RequestError(f"the engine gave no first token: {message}", code=code)
+def ended_figures(told: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """The last figures of an engine that has ended: sums stay, and nothing waits, runs or is held any more."""
+    if not told:
+        return {}
+    cache = dict(told.get("cache") or {})
+    if "total_blocks" in cache:
+        cache["free_blocks"] = cache["total_blocks"]
+    gone = {"phase": "ended", "why": reason, "running": 0, "waiting": 0, "has_work": False, "progress_age_s": 0.0}
+    ranks = [{**rank, "state": "ended"} for rank in told.get("ranks") or ()]
+    return {**told, **gone, "cache": cache, "ranks": ranks}

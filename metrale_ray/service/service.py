@@ -63,7 +63,7 @@ class Service:
             files = open_model(config)
             cluster = Cluster(config)
             steps.callback(lambda: cluster.close(at_once=self._stopping.is_urgent))
-            watch = Watch(cluster.wait_ended, self._note_death)
+            watch = Watch(cluster.wait_ended, lambda death: self._note_death(death, link))
             link = EngineLink(
                 self._find,
                 files.tokenizer,
@@ -89,7 +89,8 @@ class Service:
             watch.start()
             with self._stopping.handled():
                 self._wait_ready(server, link)
-                on_ready(_url(listener), served.names, cluster.ranks)
+                if not self._is_over(server):
+                    on_ready(_url(listener), served.names, cluster.ranks)
                 self._wait_end(server, link)
                 self._end(server, app)
 
@@ -100,12 +101,16 @@ class Service:
             raise self._death
         return where
 
-    def _note_death(self, death: EngineDead) -> None:
+    def _note_death(self, death: EngineDead, link: EngineLink) -> None:
+        """All who wait are told at once, also where the session itself would notice later."""
         self._death = death
+        link.die(death)
         self._stopping.wake()
 
     def _wait_ready(self, server: HttpServer, link: EngineLink) -> None:
         while not self._is_over(server) and not link.health().is_ready:
+            if link.refusal:
+                raise StartError(link.refusal)
             self._stopping.wait(LOOK_S)
 
     def _wait_end(self, server: HttpServer, link: EngineLink) -> None:
@@ -116,7 +121,7 @@ class Service:
             if not reason:
                 seen_s = time.monotonic()
             elif time.monotonic() > seen_s + LOST_TIMEOUT_S:
-                self._note_death(EngineDead(reason, rank=0))
+                self._note_death(EngineDead(reason, rank=0), link)
             self._stopping.wait(LOOK_S)
 
     def _is_over(self, server: HttpServer) -> bool:
@@ -134,6 +139,8 @@ class Service:
         if self._stopping.is_urgent:
             limit_clean_up(self._stopping.signals[-1])
             raise KeyboardInterrupt
+        if drained.cancelled():
+            raise StartError(f"the HTTP server ended: {server.failure or 'by itself'}")
         drained.result()
         if self._death is not None:
             raise self._death

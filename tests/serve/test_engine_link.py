@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from metrale_ray.config import FaultSpec
 from metrale_ray.errors import EngineDead, StartError
+from metrale_ray.protocol.front import RequestHandle
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.sampling.params import SamplingParams
+from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.failures import ApiError
 from tests.fixtures.succ import write_succ
@@ -36,6 +39,11 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def all_of(handle: RequestHandle) -> None:
+    while True:
+        await handle.aget()
 
 
 class Running:
@@ -98,7 +106,7 @@ def test_an_engine_that_ends_is_a_503_and_the_next_one_is_found(model: Path) -> 
             await until(lambda: link.health().is_ready)
             may_find.clear()
             await asyncio.to_thread(first.close)
-            await until(lambda: link.health().ready_reason == "the engine is not there")
+            await until(lambda: link.health().ready_reason.startswith("the engine is not there (the last one ended: "))
             with pytest.raises(ApiError, match="the engine is not there"):
                 link.front()
             assert link.figures()["phase"] == "ended"
@@ -168,3 +176,94 @@ def test_an_address_where_nobody_listens_is_told_and_tried_again(model: Path) ->
             assert "tcp://127.0.0.1:1" in link.health().ready_reason
 
     asyncio.run(scene())
+
+
+def test_whatever_goes_wrong_on_the_way_is_told_and_tried_again(model: Path) -> None:
+    errors: list[Exception] = [OSError(24, "Too many open files"), ValueError("odd")]
+
+    async def scene() -> None:
+        async def find() -> EngineAddress:
+            if errors:
+                raise errors.pop(0)
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+        async with Running(find) as link:
+            await until(lambda: "Too many open files" in link.health().ready_reason)
+            await until(lambda: link.health().ready_reason == "ValueError: odd")
+
+    asyncio.run(scene())
+
+
+def test_who_knows_better_ends_the_session_and_the_figures_of_what_has_gone_say_so(model: Path) -> None:
+    process = Process(model, 1)
+    found: list[EngineAddress] = [address_of(process)]
+
+    async def scene() -> None:
+        async def find() -> EngineAddress:
+            if not found:
+                raise StartError("the engine is not there")
+            return found.pop()
+
+        async with Running(find) as link:
+            await until(lambda: link.health().is_ready)
+            handle = link.front()._client.submit((1,), TokenParams(max_tokens=3000, ignore_eos=True))
+            await handle.aget()
+            assert (await link.ask())["running"] == 1
+            link.die(EngineDead("rank 1 is lost", rank=1))
+            with pytest.raises(EngineDead, match="rank 1 is lost"):
+                await all_of(handle)
+            reason = "the engine is not there (the last one ended: rank 1 is lost)"
+            await until(lambda: link.health().ready_reason == reason)
+            figures = link.figures()
+            assert (figures["phase"], figures["why"]) == ("ended", "rank 1 is lost")
+            assert (figures["running"], figures["waiting"], figures["has_work"]) == (0, 0, False)
+            assert figures["cache"]["free_blocks"] == figures["cache"]["total_blocks"] > 0
+            assert [rank["state"] for rank in figures["ranks"]] == ["ended"]
+            assert (await link.ask())["phase"] == "ended"
+
+    try:
+        process.wait_ready()
+        asyncio.run(scene())
+    finally:
+        process.close()
+
+
+def test_a_head_that_does_not_say_how_it_is_is_not_ready(model: Path) -> None:
+    process = Process(model, 1)
+    now = [0.0]
+
+    async def scene() -> None:
+        async def find() -> EngineAddress:
+            return address_of(process)
+
+        async with Running(find, clock=lambda: now[0]) as link:
+            await until(lambda: link.health().is_ready)
+            link._told_at_s = -13.0
+            assert link.health().ready_reason == "the head has not said for 13 s how the engine is"
+
+    try:
+        process.wait_ready()
+        asyncio.run(scene())
+    finally:
+        process.close()
+
+
+def test_an_engine_that_refuses_its_first_token_again_and_again_is_given_up(model: Path) -> None:
+    fault = FaultSpec(rank=0, phase="before", first_token=0)
+    process = Process(model, 1, faults=(fault,))
+
+    async def scene() -> None:
+        async def find() -> EngineAddress:
+            return address_of(process)
+
+        async with Running(find) as link:
+            await until(lambda: bool(link.refusal))
+            assert link.refusal.startswith("the engine gave no first token: ")
+            assert not link.health().is_ready
+
+    try:
+        process.wait_ready()
+        asyncio.run(scene())
+    finally:
+        process.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
@@ -22,6 +23,7 @@ from metrale_ray.serve.http.errors import error_response
 from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.http.visit import Role, visit_of
 
+DIGEST_FORM = re.compile(r"sha256:[0-9a-f]{64}")
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
@@ -100,8 +102,14 @@ def _refusal(given: Sequence[str]) -> ApiError:
     return ApiError(401, message, code=code, headers=CHALLENGE)
 
 
+def by_digest(key: str) -> str:
+    """`key` as its digest, in the form in which an option may hold it: whoever reads that does not know the key."""
+    return key if DIGEST_FORM.fullmatch(key) else f"sha256:{_digest(key).hex()}"
+
+
 def _digests(keys: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(_digest(key) for key in keys)
+    """Of keys as the options hold them, plain or as digests."""
+    return tuple(bytes.fromhex(by_digest(key).removeprefix("sha256:")) for key in keys)
 
 
 def _digest(key: str) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from metrale_ray.errors import ConfigError
+from metrale_ray.serve.http.auth import by_digest
 from metrale_ray.serve.http.settings import LIVE_PATH, HttpSettings
 from tests.serve.http.asgi import Header, app_of, ask
 
@@ -207,3 +208,13 @@ def test_without_listed_origins_no_web_page_may_ask() -> None:
 def test_settings_that_would_open_too_much_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         HttpSettings(**wrong)
+
+
+def test_a_key_may_be_given_as_its_digest_which_itself_opens_nothing() -> None:
+    digest = by_digest(KEY)
+    app = app_of(HttpSettings(api_keys=(digest,), admin_keys=(by_digest(ADMIN_KEY),)))
+    assert ask(app, "GET", "/version", [bearer(KEY)]).status == 200
+    assert ask(app, "GET", "/admin/state", [bearer(ADMIN_KEY)]).status == 200
+    assert ask(app, "GET", "/version", [bearer(digest)]).status == 401
+    assert by_digest(digest) == digest
+    assert KEY not in digest
