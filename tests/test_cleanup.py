@@ -34,11 +34,9 @@ PHASES = ("load", "idle", "step")
 VICTIMS = ("driver", "head", "worker")
 MEANS = ("kill", "term", "int", "exception")
 BY_DEFAULT = (
-    ("driver", "kill", "step"),
     ("driver", "int", "load"),
     ("driver", "exception", "idle"),
     ("head", "kill", "step"),
-    ("head", "exception", "load"),
     ("worker", "term", "step"),
 )
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
@@ -118,9 +116,8 @@ def test_nothing_is_left_of_an_engine(model: Path, observed: Observed, victim: s
     check_end(observed, run, pids, what_is_noticed(victim, means, phase))
 
 
-@pytest.mark.parametrize(
-    ("victim", "phase"), [("driver", "idle"), pytest.param("head", "step", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("victim", "phase"), [("driver", "idle"), ("head", "step")])
 def test_nothing_is_left_when_the_worker_was_stopped_before(
     model: Path, observed: Observed, victim: str, phase: str
 ) -> None:

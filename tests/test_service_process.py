@@ -139,6 +139,7 @@ def test_it_is_live_before_it_is_ready_and_sigterm_lets_what_runs_finish(model: 
         check_nothing_left(serve)
 
 
+@pytest.mark.nightly
 def test_a_second_signal_ends_it_at_once(ready: Serve) -> None:
     endless = Stream(ready, 3900)
     assert endless.began.wait(SOON_S)
@@ -149,7 +150,7 @@ def test_a_second_signal_ends_it_at_once(ready: Serve) -> None:
     check_nothing_left(ready)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_stopped_rank_is_not_ready_within_10_s_and_ends_the_service_with_the_reason(ready: Serve, rank: int) -> None:
     pid = ready.ranks()[rank]["pid"]
     stopped_s = time.monotonic()
