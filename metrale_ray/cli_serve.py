@@ -30,7 +30,7 @@ MODEL_FLAGS = (
     Flag(("--served-model-name",), "name of the model for clients; may be repeated", repeats=True),
     Flag(("--chat-template",), "file of a chat template in place of the checkpoint's", metavar="FILE"),
     Flag(("--tool-parser",), "how calls of tools are read", metavar="none|hermes|mistral|llama3_json"),
-    Flag(("--reasoning-parser",), "how reasoning is read", metavar="none|think"),
+    Flag(("--reasoning-parser",), "how reasoning is read", metavar="none|think|think_open"),
 )
 SERVICE_FLAGS = (
     Flag(("--host",), "address to listen on; 0.0.0.0 for every interface"),

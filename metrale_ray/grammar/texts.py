@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from metrale_ray.errors import RequestError
@@ -21,8 +22,19 @@ LAYOUT = {"whitespace_pattern": "[ \\n\\r\\t]{1,64}"}
 
 ANY_OBJECT = '{"type":"object"}'
 
+ANY_TEXT = "/(?s:.*)/"
+SPACE = "/[ \\t\\r\\n]{1,16}/"
+
 Part = dict[str, Any]
 """One of llguidance's grammars: {"lark_grammar": text} or {"json_schema": schema}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A text in an output. `token_id`: the special token that it is, if it is one: its text never occurs then."""
+
+    text: str
+    token_id: int | None = None
 
 
 def of_json(schema: str) -> Part:
@@ -54,18 +66,26 @@ def of_grammar(text: str) -> Part:
     return {"lark_grammar": lark_of_gbnf(text) if is_gbnf(text) else text}
 
 
-def grammar_text(part: Part, after: str | None = None, after_token_id: int | None = None) -> str:
-    """The text for the head: `part` from the first token on, or behind the first occurrence of the text `after`.
+def grammar_text(part: Part, after: Mark | None = None, opening: Mark | None = None) -> str:
+    """The text for the head: `part` from the first token on, or behind the first `after` and white space behind it.
 
-    `after_token_id`: the special token that the text `after` is, if it is one: its text never occurs then.
+    With `opening` only an output that begins with this mark has `after`, and in any other one `part` begins at once.
+    What begins with it is always read so, even where `part` would allow the text of the mark.
     """
-    if after is None and after_token_id is None:
+    if after is None:
         return _dump([part])
-    if after_token_id is not None:
-        before = f"start: before <[{after_token_id}]> @{SHAPE}\nbefore: /(?s:.*)/\n"
-    else:
-        before = f"start: before @{SHAPE}\nbefore[suffix={lark_string(after or '')}]: /(?s:.*)/\n"
-    return _dump([{"lark_grammar": before}, {"name": SHAPE, **part}])
+    # A lazy terminal ends as soon as it is whole, before another one that could go on.
+    first = "" if opening is None else f"first{_rule(opening, 'lazy', '')}"
+    before = "before SPACE?" if opening is None else "(first before SPACE?)?"
+    rules = [f"start: {before} @{SHAPE}", f"before{_rule(after, 'suffix', ANY_TEXT)}", first, f"SPACE: {SPACE}"]
+    return _dump([{"lark_grammar": "".join(f"{rule}\n" for rule in rules if rule)}, {"name": SHAPE, **part}])
+
+
+def _rule(mark: Mark, kind: str, text: str) -> str:
+    """What stands behind a rule's name: the text in front of a mark, and the mark."""
+    if mark.token_id is not None:
+        return f": {text} <[{mark.token_id}]>"
+    return f"[{kind}]: {lark_string(mark.text)}" if kind == "lazy" else f"[{kind}={lark_string(mark.text)}]: {text}"
 
 
 def _dump(parts: list[Part]) -> str:

@@ -33,7 +33,7 @@ MAX_CHOICE_CHARACTERS = 4096
 """Characters of one of them."""
 
 MAX_AFTER_CHARACTERS = 256
-"""The text behind which the shape begins."""
+"""The text behind which the shape begins, and the one that opens what stands before it."""
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """The fields of which exactly one is given."""
@@ -50,7 +50,10 @@ class StructuredOutputs:
     regex: a pattern that the whole text matches: Rust's syntax, without look-around and back-references.
     choice: 1 to 1024 texts, of which the output is one.
     grammar: a grammar in Lark's syntax, or in GBNF (EBNF with `::=`).
-    after: the shape begins behind the first occurrence of this text, such as the end of the reasoning. None: at once.
+    after: the shape begins behind the first occurrence of this text, such as the end of the reasoning, and behind white
+        space that may follow it. None: at once.
+    opening: with `after`: only an output that begins with this text has reasoning, and so the text `after`; in any
+        other one the shape begins at once. None: every output has it.
 
     Raises RequestError, with `param` naming the field.
     """
@@ -61,6 +64,7 @@ class StructuredOutputs:
     choice: tuple[str, ...] | None
     grammar: str | None
     after: str | None
+    opening: str | None
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class StructuredOutputs:
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
         after: str | None = None,
+        opening: str | None = None,
     ) -> None:
         values = {
             "json": None if json is None else _schema(json),
@@ -79,6 +84,7 @@ class StructuredOutputs:
             "choice": None if choice is None else _choices(choice),
             "grammar": _text("grammar", grammar, MAX_SCHEMA_CHARACTERS),
             "after": _text("after", after, MAX_AFTER_CHARACTERS),
+            "opening": _text("opening", opening, MAX_AFTER_CHARACTERS),
         }
         given = [name for name in KINDS if values[name] not in (None, False)]
         if len(given) != 1:
@@ -86,6 +92,8 @@ class StructuredOutputs:
                 f"structured_outputs has {' and '.join(given) or 'none of these'}; allowed is {_SHAPES}",
                 param="structured_outputs",
             )
+        if opening is not None and after is None:
+            raise RequestError("opening is given without after, which ends what it opens; give both", param="opening")
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -102,7 +110,7 @@ def structured_outputs(value: object) -> StructuredOutputs | None:
     allowed = f"a mapping with {_SHAPES}"
     if not isinstance(value, Mapping):
         raise checks.refusal("structured_outputs", value, allowed, 'one such as {"choice": ["yes", "no"]}')
-    unknown = [name for name in value if name not in (*KINDS, "after")]
+    unknown = [name for name in value if name not in (*KINDS, "after", "opening")]
     if unknown:
         raise checks.refusal("structured_outputs", unknown[0], allowed, "no other fields")
     return StructuredOutputs(**value)

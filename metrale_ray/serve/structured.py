@@ -46,9 +46,11 @@ def grammar_of(outputs: StructuredOutputs, tokenizer: Tokenizer | None) -> str:
         part = _part(outputs)
     except RequestError as error:
         raise RequestError(error.message, code=error.code, param=PARAM) from error
-    after = outputs.after
-    special_id = None if after is None or tokenizer is None else tokenizer.special_token_id(after)
-    return texts.grammar_text(part, after, special_id)
+    return texts.grammar_text(part, _mark(outputs.after, tokenizer), _mark(outputs.opening, tokenizer))
+
+
+def _mark(text: str | None, tokenizer: Tokenizer | None) -> texts.Mark | None:
+    return None if text is None else texts.Mark(text, None if tokenizer is None else tokenizer.special_token_id(text))
 
 
 def _part(outputs: StructuredOutputs) -> texts.Part:

@@ -17,7 +17,7 @@ from metrale_ray.grammar import constraint as constraints
 from metrale_ray.grammar.check import MAX_PARTS, check_text
 from metrale_ray.grammar.constraint import Constraint, masks
 from metrale_ray.grammar.grammars import MAX_KEPT, Grammars
-from metrale_ray.grammar.texts import Part, grammar_text, of_choice, of_grammar, of_json, of_regex
+from metrale_ray.grammar.texts import Mark, Part, grammar_text, of_choice, of_grammar, of_json, of_regex
 from tests.fixtures.tokenizer import write_tokenizer
 
 END, OTHER_END, VOCAB_SIZE = 0, 319, 320
@@ -52,8 +52,11 @@ def _takes(grammars: Grammars, text: str, output: str) -> tuple[int, bool]:
     return num_bytes, bool(_mask(constraint)[END])
 
 
-def _is_whole(grammars: Grammars, part: Part, output: str, after: str | None = None) -> bool:
-    return _takes(grammars, grammar_text(part, after), output) == (len(output.encode()), True)
+def _is_whole(
+    grammars: Grammars, part: Part, output: str, after: str | None = None, opening: str | None = None
+) -> bool:
+    marks = [None if text is None else Mark(text) for text in (after, opening)]
+    return _takes(grammars, grammar_text(part, *marks), output) == (len(output.encode()), True)
 
 
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}'
@@ -89,10 +92,36 @@ def test_a_shape_begins_behind_the_first_occurrence_of_a_text(grammars: Grammars
     part = of_choice(["yes", "no"])
     for thoughts in ("", "no, </thin or </think", "\n\né "):
         assert _is_whole(grammars, part, f"{thoughts}</think>yes", "</think>")
+        assert _is_whole(grammars, part, f"{thoughts}</think>\n\nyes", "</think>")
     assert not _is_whole(grammars, part, "no", "</think>")
     assert not _is_whole(grammars, part, "a</think>b</think>yes", "</think>")
-    text = grammar_text(part, "<|end|>", END)
+    text = grammar_text(part, Mark("<|end|>", END))
     assert _takes(grammars, text, "no yes") == (6, False)  # END is not allowed as an end, but as that token
+
+
+REGEX = of_regex("[a-z<> ]+")
+
+
+@pytest.mark.parametrize(
+    ("part", "good", "bad"),
+    [
+        (of_choice(["yes", "no"]), ["yes"], ["maybe", "", " yes"]),
+        (of_json(SCHEMA), ['{"a":1}'], ['{"a":""}', "Hi", '\n{"a":1}']),
+        (REGEX, ["a b", "<thin", "a<think>"], ["A", ""]),
+    ],
+)
+def test_an_output_may_begin_with_what_a_mark_opens_or_with_its_shape(
+    grammars: Grammars, part: Part, good: list[str], bad: list[str]
+) -> None:
+    marks = ("</think>", "<think>")
+    assert [text for text in good if not _is_whole(grammars, part, text, *marks)] == []
+    assert [text for text in bad if _is_whole(grammars, part, text, *marks)] == []
+    for thoughts in ("<think></think>", "<think>\nhm, </thin or <think> \n</think>\n\n"):
+        assert [text for text in good if not _is_whole(grammars, part, thoughts + text, *marks)] == []
+        behind = [text for text in bad if text[:1] not in (" ", "\n")]
+        assert [text for text in behind if _is_whole(grammars, part, thoughts + text, *marks)] == []
+        assert not _is_whole(grammars, part, thoughts + "\n" * 40 + good[0], *marks)
+    assert not _is_whole(grammars, part, f"<think>{good[0]}", *marks)  # not even where the shape allows the mark
 
 
 def test_end_ids_are_allowed_exactly_where_the_text_may_end(grammars: Grammars) -> None:
@@ -210,6 +239,34 @@ def test_a_grammar_whose_tokens_each_take_too_long_is_refused(
     monkeypatch.setattr("metrale_ray.grammar.grammars.SLOW_MASK_S", -1.0)
     with pytest.raises(RequestError, match="each token takes"):
         grammars.compile(grammar_text(of_regex("slow?")))
+
+
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no Exception."""
+
+
+@pytest.mark.parametrize("failure", [MemoryError("none left"), OSError(5, "a broken disk"), Panic("it panicked")])
+@pytest.mark.parametrize("place", ["llguidance", "new_vocabulary"])
+def test_whatever_fails_in_reading_the_tokenizer_is_logged_once_and_refused_with_the_reason(
+    folder: Path,
+    place: str,
+    failure: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    grammars = Grammars(folder, VOCAB_SIZE, [END])
+    with monkeypatch.context() as patch:
+        patch.setattr(f"metrale_ray.grammar.grammars.{place}", fail)
+        grammars.prepare()
+    for _ in range(2):
+        with pytest.raises(RequestError, match="structured outputs are not possible here") as caught:
+            grammars.compile("start: 'a'")
+        assert caught.value.code == "invalid_grammar"
+        assert caught.value.message.endswith(f"{type(failure).__name__}: {failure}")
+    assert len(caplog.records) == 1
 
 
 def test_a_tokenizer_that_the_library_cannot_read_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"choice": ["a"] * 1025}, "choice", "at most 1024"),
     ({"grammar": "x" * 131_073}, "grammar", "of 1 to 131072 characters"),
     ({"regex": "a", "after": ""}, "after", "of 1 to 256 characters"),
+    ({"regex": "a", "after": "b", "opening": ""}, "opening", "of 1 to 256 characters"),
+    ({"regex": "a", "opening": "b"}, "opening", "without after"),
 ]
 
 
@@ -79,6 +81,8 @@ def test_the_kind_is_the_field_that_is_given() -> None:
 def test_parameters_take_them_as_a_mapping_and_not_beside_a_grammar() -> None:
     params = SamplingParams(structured_outputs={"choice": ["a", "b"]})
     assert params.structured_outputs == StructuredOutputs(choice=["a", "b"])
+    both = {"regex": "a", "after": "</think>", "opening": "<think>"}
+    assert SamplingParams(structured_outputs=both).structured_outputs == StructuredOutputs(**both)  # type: ignore[arg-type]
     for wrong in ({"choices": ["a"]}, ["a"], "a"):
         with pytest.raises(RequestError, match="exactly one of") as caught:
             SamplingParams(structured_outputs=wrong)  # type: ignore[arg-type]

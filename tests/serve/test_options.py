@@ -38,7 +38,7 @@ def test_a_model_is_named_by_its_folder_unless_it_has_names() -> None:
     ("values", "message"),
     [
         ({"tool_parser": "gemma"}, "tool_parser is 'gemma'; allowed are none, hermes"),
-        ({"reasoning_parser": "x"}, "reasoning_parser is 'x'; allowed are none, think"),
+        ({"reasoning_parser": "x"}, "reasoning_parser is 'x'; allowed are none, think, think_open"),
         ({"served_model_name": ""}, "served_model_name is ''"),
         ({"served_model_name": 5}, "served_model_name is 5"),
         ({"chat_template": "/no/such/file"}, "which is no file"),

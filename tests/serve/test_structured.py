@@ -68,7 +68,10 @@ def test_a_shape_may_begin_behind_a_text_or_behind_the_special_token_that_it_is(
     first, shape = _parts(StructuredOutputs(choice=["a"], after="</think>"), tokenizer)
     assert 'suffix="</think>"' in first["lark_grammar"]
     assert shape["name"] == "shape"
-    assert "<[0]> @shape" in _parts(StructuredOutputs(choice=["a"], after=END), tokenizer)[0]["lark_grammar"]
+    first, _ = _parts(StructuredOutputs(choice=["a"], after=END), tokenizer)
+    assert "<[0]>" in first["lark_grammar"]
+    first, _ = _parts(StructuredOutputs(choice=["a"], after="</think>", opening=END), tokenizer)
+    assert ("<[0]>" in first["lark_grammar"], 'suffix="</think>"' in first["lark_grammar"]) == (True, True)
 
 
 def test_what_allows_nothing_or_is_no_grammar_is_refused_by_the_name_of_the_field() -> None:

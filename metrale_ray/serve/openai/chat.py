@@ -3,7 +3,8 @@
 
 Rules: everything is checked and prepared before anything is sent to the engine. A template gets no tools where
 tool_choice is "none". Tools that the model may use as it likes need a parser that reads its calls; a call that is
-demanded is made in a form that is read anyway. A constraint begins behind the reasoning where the prompt opens one.
+demanded is made in a form that is read anyway. A constraint begins behind the reasoning, where the prompt opens one or
+the answer begins with one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from metrale_ray.errors import EngineDead, MetraleError, RequestError
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.structured import StructuredOutputs
 from metrale_ray.serve.failures import of_error
-from metrale_ray.serve.messages import normal_messages
+from metrale_ray.serve.messages import normal_messages_apart
 from metrale_ray.serve.openai.call import Call
 from metrale_ray.serve.openai.chat_answer import ChatWork, whole_chat
 from metrale_ray.serve.openai.chat_choice import ChatShape, long_call_id, short_call_id
@@ -31,7 +32,7 @@ from metrale_ray.serve.openai.preparing import prepared
 from metrale_ray.serve.openai.stream import streamed
 from metrale_ray.serve.openai.structured import constraint
 from metrale_ray.serve.openai.tool_fields import Tool, chosen_function
-from metrale_ray.serve.parsing.choose import form_of, make_parser, needs_special_tokens, reasoning_at, reasoning_end
+from metrale_ray.serve.parsing.choose import form_of, make_parser, needs_special_tokens, reasoning_at, reasoning_marks
 from metrale_ray.serve.parsing.forms import special_ids
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.parsing.tool_grammar import tool_grammar
@@ -71,15 +72,15 @@ async def _work(call: Call, request: ChatRequest) -> ChatWork:
     front, model = call.model.backend.front(), call.model
     _check_tools(call, request)
     text = await _laid_out(call, request)
-    starts_open = reasoning_at(text, model.reasoning_parser) == "open"
-    params = _params(call, request, reasoning_end(model.reasoning_parser) if starts_open else None)
+    place = reasoning_at(text, model.reasoning_parser, opens_answer=request.opens_answer)
+    params = _params(call, request, *reasoning_marks(place))
     token_ids = await _token_ids(call, text)
     with _told_of_tools(request):
         requests = await prepared(call, front, [token_ids], params, request.priority)
 
     def new_parser() -> OutputParser:
         return make_parser(
-            model.tool_parser, model.reasoning_parser, _tools(request), request.choice_of_tools, starts_open
+            model.tool_parser, model.reasoning_parser, _tools(request), request.choice_of_tools, place == "open"
         )
 
     return ChatWork(
@@ -128,7 +129,7 @@ def _check_tools(call: Call, request: ChatRequest) -> None:
 
 async def _laid_out(call: Call, request: ChatRequest) -> str:
     """The conversation as text."""
-    messages = normal_messages(request.messages, call.settings.limits.max_messages)
+    messages = await normal_messages_apart(request.messages, call.settings.limits.max_messages)
     if call.model.template is None or call.model.tokenizer is None:
         raise RequestError(
             "this model has no tokenizer, so it takes no messages; send token ids to /v1/completions",
@@ -150,7 +151,7 @@ async def _token_ids(call: Call, text: str) -> list[int]:
     return await chat_token_ids(call.model.tokenizer, text, call.model.max_model_len)
 
 
-def _params(call: Call, request: ChatRequest, after: str | None) -> SamplingParams:
+def _params(call: Call, request: ChatRequest, after: str | None, opening: str | None) -> SamplingParams:
     """The parameters, with the form that tools and the request's own form demand together."""
     model = call.model
     form = form_of(model.tool_parser, request.choice_of_tools) if _tools(request) else None
@@ -158,8 +159,9 @@ def _params(call: Call, request: ChatRequest, after: str | None) -> SamplingPara
     return chat_params(
         request,
         model,
-        tool_outputs=None if grammar is None else StructuredOutputs(grammar=grammar, after=after),
+        tool_outputs=None if grammar is None else StructuredOutputs(grammar=grammar, after=after, opening=opening),
         after=after,
+        opening=opening,
         keep_special_tokens=needs_special_tokens(form, model.reasoning_parser, model.tokenizer),
     )
 

@@ -53,12 +53,13 @@ def chat_params(
     *,
     tool_outputs: StructuredOutputs | None = None,
     after: str | None = None,
+    opening: str | None = None,
     keep_special_tokens: bool = False,
 ) -> SamplingParams:
     """The parameters of a chat's answers. Raises ApiError.
 
     `tool_outputs`: the form that a demanded call of a tool has. `after`: the text behind which the request's own form
-    begins. `keep_special_tokens`: a parser reads them.
+    begins, in an answer that begins with `opening`, if that is given. `keep_special_tokens`: a parser reads them.
     """
     _, most = request.most_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -70,7 +71,7 @@ def chat_params(
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
         skip_special_tokens=request.skip_special_tokens and not keep_special_tokens,
-        structured_outputs=_outputs(request, after) if tool_outputs is None else tool_outputs,
+        structured_outputs=_outputs(request, after, opening) if tool_outputs is None else tool_outputs,
     )
 
 
@@ -90,7 +91,7 @@ def completion_params(request: CompletionRequest, model: ServedModel) -> Samplin
         logprobs=0 if chooses and request.logprobs is None else request.logprobs,
         prompt_logprobs=max(asked, default=None),
         skip_special_tokens=request.skip_special_tokens,
-        structured_outputs=_outputs(request, None),
+        structured_outputs=_outputs(request),
     )
 
 
@@ -107,9 +108,9 @@ def told_to(request: SamplingFields, error: RequestError) -> ApiError:
     return mistakes.of_refusal(error, names)
 
 
-def _outputs(request: SamplingFields, after: str | None) -> StructuredOutputs | None:
+def _outputs(request: SamplingFields, after: str | None = None, opening: str | None = None) -> StructuredOutputs | None:
     form = constraint(request)
-    return None if form is None else form.outputs(after)
+    return None if form is None else form.outputs(after, opening)
 
 
 def _params(request: SamplingFields, defaults: GenerationDefaults, **own: Any) -> SamplingParams:

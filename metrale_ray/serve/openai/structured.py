@@ -82,10 +82,11 @@ class Constraint:
     value: Any
     param: str
 
-    def outputs(self, after: str | None = None) -> StructuredOutputs:
-        """The constraint as the engine's front takes it; it begins behind the text `after`. Raises ApiError."""
+    def outputs(self, after: str | None = None, opening: str | None = None) -> StructuredOutputs:
+        """The constraint as the engine's front takes it; it begins behind the text `after`, where the answer begins
+        with the text `opening` or none is given. Raises ApiError."""
         try:
-            return StructuredOutputs(**{self.option: self.value}, after=after)
+            return StructuredOutputs(**{self.option: self.value}, after=after, opening=opening)
         except RequestError as error:
             raise mistakes.of_refusal(error, {self.option: self.param}) from error
 

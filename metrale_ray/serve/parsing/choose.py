@@ -11,11 +11,14 @@ from metrale_ray.serve.parsing import hermes, reasoning
 from metrale_ray.serve.parsing.hermes import Hermes
 from metrale_ray.serve.parsing.llama3_json import Llama3Json
 from metrale_ray.serve.parsing.mistral import Mistral
-from metrale_ray.serve.parsing.names import REASONING_PARSERS, TOOL_PARSERS
+from metrale_ray.serve.parsing.names import OPEN_REASONING, REASONING_PARSERS, TOOL_PARSERS
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.parsing.plain import Plain
 from metrale_ray.serve.parsing.reasoning import Reasoning
 from metrale_ray.serve.text import Tokenizer
+
+Place = Literal["open", "closed", "undecided"]
+"""Where an answer begins, seen from its reasoning."""
 
 ToolChoice = str | Mapping[str, Any] | None
 """OpenAI's: "none", "auto", "required", {"type": "function", "function": {"name": ...}}; None is "auto"."""
@@ -79,20 +82,25 @@ def needs_special_tokens(
     return tokenizer is not None and any(tokenizer.special_id(mark) is not None for mark in marks)
 
 
-def reasoning_at(prompt: str, reasoning_parser: str | None) -> Literal["open", "closed", "undecided"]:
+def reasoning_at(prompt: str, reasoning_parser: str | None, *, opens_answer: bool = True) -> Place:
     """Where an answer to `prompt`, a whole rendered one, begins: within reasoning, behind it, or the model decides.
 
-    "closed" too without a parser. A constraint may wait for `reasoning_end` only when it is "open": else the end may
-    never come.
+    "closed" too without a parser. `opens_answer`: the prompt ends where an answer begins, and not within one.
     """
     if reasoning_parser is None:
         return "closed"
     end = prompt.rstrip()
     if end.endswith(reasoning.BEGIN):
         return "open"
-    return "closed" if end.endswith(reasoning.END) else "undecided"
+    if end.endswith(reasoning.END):
+        return "closed"
+    return "open" if reasoning_parser == OPEN_REASONING and opens_answer else "undecided"
 
 
-def reasoning_end(reasoning_parser: str | None) -> str | None:
-    """The text that ends the reasoning."""
-    return None if reasoning_parser is None else reasoning.END
+def reasoning_marks(place: Place) -> tuple[str | None, str | None]:
+    """The text behind which a constraint of an answer begins, and the one that opens what stands before it.
+
+    Where the model decides, an answer without reasoning is constrained from its beginning: the end may never come.
+    """
+    after = None if place == "closed" else reasoning.END
+    return after, reasoning.BEGIN if place == "undecided" else None

@@ -4,4 +4,6 @@
 from __future__ import annotations
 
 TOOL_PARSERS = ("hermes", "llama3_json", "mistral")
-REASONING_PARSERS = ("think",)
+OPEN_REASONING = "think_open"
+"""For models whose answers begin within their reasoning, though the prompt does not show that it was opened."""
+REASONING_PARSERS = ("think", OPEN_REASONING)

@@ -288,13 +288,43 @@ def test_reasoning_has_its_own_field_and_its_tokens_are_counted_however_they_com
     asyncio.run(script("<think>\n" if opens else ""))
 
 
-def test_a_constraint_waits_for_the_end_of_reasoning_that_the_prompt_opened() -> None:
-    for suffix, waits in (("<think>\n", True), ("", False)):
-        played = Played(["x"], reasoning_parser="think", template=PlayedTemplate(suffix))
-        for body in ({"response_format": {"type": "json_object"}}, {"tools": TOOLS, "tool_choice": "required"}):
-            shape = asked(played, **body)
-            assert shape is not None
-            assert shape.after == ("</think>" if waits else None)
+@pytest.mark.parametrize(
+    ("parser", "suffix", "marks"),
+    [
+        ("think", "<think>\n", ("</think>", None)),
+        ("think", "<think>\n\n</think>\n\n", (None, None)),
+        ("think", "", ("</think>", "<think>")),
+        ("think_open", "", ("</think>", None)),
+        (None, "", (None, None)),
+    ],
+)
+def test_a_constraint_waits_for_the_end_of_reasoning_that_is_open_or_that_the_model_opens(
+    parser: str | None, suffix: str, marks: tuple[str | None, str | None]
+) -> None:
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    bodies: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": strict},
+    ]
+    for body in bodies:
+        played = Played(["x"], reasoning_parser=parser, tool_parser="hermes", template=PlayedTemplate(suffix))
+        shape = asked(played, **body)
+        assert shape is not None
+        assert (shape.after, shape.opening) == marks
+
+
+def test_reasoning_that_no_text_opens_is_read_from_the_beginning_of_an_answer_and_not_of_its_continuation() -> None:
+    def played() -> Played:
+        return Played(["so it is", "</think>", "\n\nYes."], reasoning_parser="think_open")
+
+    told = of_whole(asyncio.run(whole(played(), [[0], [1], [2]])))
+    assert (told["reasoning_content"], told["content"]) == ("so it is", "Yes.")
+    assert joined(asyncio.run(streamed(played(), [[0], [1], [2]]))) == told
+    begun = [USER, {"role": "assistant", "content": "Y"}]
+    told = of_whole(asyncio.run(whole(played(), [[0]], messages=begun, continue_final_message=True)))
+    assert (told["reasoning_content"], told["content"]) == ("", "so it is")
 
 
 def test_log_probabilities_have_bytes_and_the_likeliest_tokens() -> None:

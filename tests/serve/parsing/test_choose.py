@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metrale_ray.errors import ConfigError
-from metrale_ray.serve.parsing.choose import make_parser, needs_special_tokens, reasoning_at, reasoning_end
+from metrale_ray.serve.parsing.choose import Place, make_parser, needs_special_tokens, reasoning_at, reasoning_marks
 from tests.serve.parsing.reading import TOOLS, Answer, read
 from tests.serve.pieces import piece_tokenizer
 
@@ -45,7 +45,7 @@ def test_reasoning_is_read_where_tools_are_not() -> None:
 def test_a_parser_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"tool parser 'x'; use hermes or llama3_json or mistral"):
         make_parser("x", None, [])
-    with pytest.raises(ConfigError, match=r"reasoning parser 'x'; use think"):
+    with pytest.raises(ConfigError, match=r"reasoning parser 'x'; use think or think_open"):
         make_parser(None, "x", [])
 
 
@@ -65,15 +65,24 @@ def test_special_tokens_stay_in_the_text_where_a_marker_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "where"),
+    ("prompt", "where", "where_unseen"),
     [
-        ("assistant\n<think>\n", "open"),
-        ("assistant\n<think>\n\n</think>\n\n", "closed"),
-        ("<think> what is </think>? assistant\n", "undecided"),
-        ("assistant\n", "undecided"),
+        ("assistant\n<think>\n", "open", "open"),
+        ("assistant\n<think>\n\n</think>\n\n", "closed", "closed"),
+        ("<think> what is </think>? assistant\n", "undecided", "open"),
+        ("assistant\n", "undecided", "open"),
     ],
 )
-def test_where_an_answer_begins_is_seen_at_the_end_of_its_prompt(prompt: str, where: str) -> None:
+def test_where_an_answer_begins_is_seen_at_the_end_of_its_prompt(
+    prompt: str, where: Place, where_unseen: Place
+) -> None:
     assert reasoning_at(prompt, "think") == where
+    assert reasoning_at(prompt, "think_open") == where_unseen
     assert reasoning_at(prompt, None) == "closed"
-    assert (reasoning_end("think"), reasoning_end(None)) == ("</think>", None)
+    assert reasoning_at(prompt, "think_open", opens_answer=False) == where
+
+
+def test_a_constraint_begins_at_once_behind_reasoning_or_either() -> None:
+    assert reasoning_marks("closed") == (None, None)
+    assert reasoning_marks("open") == ("</think>", None)
+    assert reasoning_marks("undecided") == ("</think>", "<think>")

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from metrale_ray.errors import RequestError
 from metrale_ray.grammar.constraint import Constraint, masks
 from metrale_ray.grammar.grammars import Grammars
-from metrale_ray.grammar.texts import grammar_text, of_grammar
+from metrale_ray.grammar.texts import Mark, grammar_text, of_grammar
 from metrale_ray.sampling.structured import MAX_SCHEMA_CHARACTERS, StructuredOutputs
 from metrale_ray.serve.parsing.choose import make_parser
 from metrale_ray.serve.parsing.forms import special_ids
@@ -34,7 +34,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 WEATHER, NOW = ("weather", '{"city": "Oslo"}'), ("now", "{}")
-MARKS = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>"]
+MARKS = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "<think>", "</think>"]
 
 
 class Model:
@@ -53,16 +53,17 @@ class Model:
         """The family's special tokens in this tokenizer."""
         return special_ids(family, self.tokenizer)
 
-    def constraint(self, grammar: str | None) -> Constraint:
-        """The beginning of an answer under a grammar."""
+    def constraint(self, grammar: str | None, *, thinks: bool = False) -> Constraint:
+        """The beginning of an answer under a grammar; `thinks`: it may begin with reasoning."""
         assert grammar is not None
         shape = StructuredOutputs(grammar=grammar).grammar
         assert shape is not None
-        return self.grammars.compile(grammar_text(of_grammar(shape)))
+        marks = [Mark(text, self.tokenizer.special_token_id(text)) for text in ("</think>", "<think>") if thinks]
+        return self.grammars.compile(grammar_text(of_grammar(shape), *marks))
 
-    def allows(self, grammar: str | None, text: str) -> bool:
+    def allows(self, grammar: str | None, text: str, *, thinks: bool = False) -> bool:
         """Whether a whole answer may be `text`."""
-        constraint = self.constraint(grammar)
+        constraint = self.constraint(grammar, thinks=thinks)
         for token_id in self.tokenizer.encode(text, add_special_tokens=False):
             mask = masks([constraint])[0]
             assert not isinstance(mask, str)
@@ -196,6 +197,29 @@ def test_a_strict_function_is_called_by_its_schema_and_the_rest_is_free(
     wrong = [write(("weather", '{"city": 1}')), f"Hi {tag}{write(('other', '{}'))}", f"Hi {tag}{write(NOW)[:-3]}"]
     assert [model.allows(grammar, text) for text in good] == [True] * len(good)
     assert [model.allows(grammar, text) for text in wrong] == [False] * len(wrong)
+
+
+@pytest.mark.parametrize(("family", "model_name", "write"), FREE_WAYS)
+def test_reasoning_before_calls_is_free_and_what_is_behind_it_is_not(
+    family: str, model_name: str, write: Writer, request: pytest.FixtureRequest
+) -> None:
+    model: Model = request.getfixturevalue(model_name)
+    free = tool_grammar(STRICT, "auto", family, True, model.ids(family))
+    required = tool_grammar(TOOLS, "required", family, True, model.ids(family))
+    wrong = write(("weather", '{"city": 1}'))
+    # A special token that begins a call is none within reasoning; what is written like one is text.
+    thoughts = "<think>hm, a call\n</think>\n\n" if model_name == "special" else f"<think>{wrong}\n</think>\n\n"
+    for grammar in (free, required):
+        assert model.allows(grammar, write(WEATHER), thinks=True)
+        assert model.allows(grammar, thoughts + write(WEATHER), thinks=True)
+        assert not model.allows(grammar, thoughts + wrong, thinks=True)
+        assert not model.allows(grammar, wrong, thinks=True)
+    assert [model.allows(free, text, thinks=True) for text in ("Hi", f"{thoughts}Hi", "<think>Hi")] == [
+        True,
+        True,
+        False,
+    ]
+    assert not model.allows(required, f"{thoughts}Hi", thinks=True)
 
 
 @pytest.mark.parametrize(("family", "model_name", "write"), FREE_WAYS)
