@@ -20,8 +20,10 @@ class Answers:
         self._request = request
         self._tokenizer = tokenizer
         self._prompt_token_ids = list(request.token_ids)
-        params = request.params
-        self._completions = [Completion(tokenizer, params, request.token_ids, index) for index in range(params.n)]
+        params, stops = request.params, request.stops
+        self._completions = [
+            Completion(tokenizer, params, stops, request.token_ids, index) for index in range(params.n)
+        ]
         self._has_news = False  # tokens or an end since the last snapshot or delta
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]  # nothing comes before the first token
         self._are_scores_told = params.prompt_logprobs is None

@@ -19,7 +19,7 @@ from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.deltas import SequenceDelta
 from metrale_ray.serve.logprobs import logprob_entry
 from metrale_ray.serve.outputs import CompletionOutput
-from metrale_ray.serve.stop_strings import StopStrings
+from metrale_ray.serve.stop_strings import StopAutomaton, StopStrings
 from metrale_ray.serve.text import IncrementalDetokenizer, Tokenizer
 
 # Tokens of the prompt that the text's beginning may depend on; a character takes at most a few.
@@ -27,10 +27,15 @@ CONTEXT_TOKENS = 8
 
 
 class Completion:
-    """One answer as it grows."""
+    """One answer as it grows. `stops`: of the parameters' stop strings; all answers of a call share it."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int], index: int = 0
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        stops: StopAutomaton,
+        prompt_token_ids: Sequence[int],
+        index: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params
@@ -47,7 +52,7 @@ class Completion:
             # Some tokenizers write a word's leading space only where something comes before it.
             context = prompt_token_ids[-CONTEXT_TOKENS:]
             self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, context)
-        self._stops = StopStrings(params.stop, included=params.include_stop_str_in_output)
+        self._stops = StopStrings(stops, included=params.include_stop_str_in_output)
 
     def push(self, output: Output) -> bool:
         """Take one output of the head. True: a stop string has ended the text, and the head does not know it yet.

@@ -23,6 +23,7 @@ from metrale_ray.sampling import checks
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.bad_words import bad_word_ids
+from metrale_ray.serve.stop_strings import StopAutomaton
 from metrale_ray.serve.structured import grammar_of
 from metrale_ray.serve.text import Tokenizer
 from metrale_ray.vocabulary import PROMPT, check_params, check_token_ids
@@ -36,15 +37,17 @@ CHARACTERS_PER_TOKEN = 256
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One prompt and all that is asked of it. `text` is None when token ids were given. `sent` is the head's part.
+    """One prompt and all that is asked of it. `text` is None when token ids were given.
 
-    `refusal`: why it is not sent at all, as (code, message).
+    `sent` is the head's part of `params`, and `stops` finds their stop strings: both are made once for all prompts with
+    the same parameters. `refusal`: why it is not sent at all, as (code, message).
     """
 
     text: str | None
     token_ids: tuple[int, ...]
     params: SamplingParams
     sent: TokenParams
+    stops: StopAutomaton
     priority: int = 0
     timeout_s: float | None = None
     refusal: tuple[str, str] | None = None
@@ -71,7 +74,7 @@ class Preparation:
         listed = listed_prompts(prompts)
         count = len(listed)
         all_params = _one_each("sampling_params", SamplingParams() if params is None else params, count)
-        sent = self._all_sent(all_params, are_many=_is_sequence(params))
+        ready = self._all_ready(all_params, are_many=_is_sequence(params))
         priorities, timeouts_s = _one_each("priority", priority, count), _one_each("timeout_s", timeout_s, count)
         found = []
         for index, prompt in enumerate(listed):
@@ -82,7 +85,7 @@ class Preparation:
                         text,
                         token_ids,
                         all_params[index],
-                        sent[id(all_params[index])],
+                        *ready[id(all_params[index])],
                         check_priority(priorities[index]),
                         check_timeout_s(timeouts_s[index]),
                         refusal,
@@ -90,14 +93,16 @@ class Preparation:
                 )
         return found
 
-    def _all_sent(self, all_params: Sequence[SamplingParams], *, are_many: bool) -> dict[int, TokenParams]:
-        """What is sent for each, by identity: most calls give the same parameters to all prompts."""
-        sent: dict[int, TokenParams] = {}
+    def _all_ready(
+        self, all_params: Sequence[SamplingParams], *, are_many: bool
+    ) -> dict[int, tuple[TokenParams, StopAutomaton]]:
+        """What is made of each, by identity: most calls give the same parameters to all prompts."""
+        ready: dict[int, tuple[TokenParams, StopAutomaton]] = {}
         for index, params in enumerate(all_params):
-            if id(params) not in sent:
+            if id(params) not in ready:
                 with _named(index, are_many=are_many):
-                    sent[id(params)] = self._sent(params)
-        return sent
+                    ready[id(params)] = self._sent(params), StopAutomaton(params.stop)
+        return ready
 
     def _sent(self, params: SamplingParams) -> TokenParams:
         if not isinstance(params, SamplingParams):

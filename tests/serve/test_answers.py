@@ -11,6 +11,7 @@ from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.answers import Answers
 from metrale_ray.serve.outputs import Logprob
 from metrale_ray.serve.prompts import PromptRequest
+from metrale_ray.serve.stop_strings import StopAutomaton
 from tests.serve.pieces import piece_tokenizer
 
 TOKENIZER = piece_tokenizer(["a", "b", "c"])
@@ -18,7 +19,7 @@ TOKENIZER = piece_tokenizer(["a", "b", "c"])
 
 def answers_of(prompt: tuple[int, ...] = (0,), **params: Any) -> Answers:
     given = SamplingParams(**params)
-    return Answers("7", PromptRequest(None, prompt, given, given.for_tokens()), TOKENIZER)
+    return Answers("7", PromptRequest(None, prompt, given, given.for_tokens(), StopAutomaton(given.stop)), TOKENIZER)
 
 
 def test_each_sequence_has_its_own_answer_and_the_request_ends_with_the_last() -> None:

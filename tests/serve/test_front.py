@@ -17,6 +17,7 @@ from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.front import Front
 from metrale_ray.serve.outputs import Logprob, RequestOutput
+from metrale_ray.serve.stop_strings import StopAutomaton
 from tests.serve.pieces import piece_tokenizer
 
 PIECES = ["a", "b", "c", "d"]
@@ -101,6 +102,34 @@ def test_a_stop_string_ends_its_sequence_at_the_head_and_the_others_go_on() -> N
             ("", "stop", "bc"),
         ]
         assert head.said == [Finish(0, 1)]
+
+    asyncio.run(script())
+
+
+def test_the_search_for_stop_strings_is_prepared_once_for_all_sequences_of_all_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Sequence[str]] = []
+    make = StopAutomaton.__init__
+
+    def counted(self: StopAutomaton, stop: Sequence[str] = ()) -> None:
+        made.append(stop)
+        make(self, stop)
+
+    monkeypatch.setattr(StopAutomaton, "__init__", counted)
+
+    async def script() -> None:
+        head, front = make_front(max_waiting=100)
+        requests = front.prepare.requests([[0], [1], [2]], SamplingParams(n=4, stop=["bc", "d"]))
+        assert made == [("bc", "d")]
+        reading = asyncio.ensure_future(collect(front.all(requests)))
+        await settle()
+        for number in range(3):
+            for index in range(4):
+                head.say(number, index, *(1,) * index, 2, 3, finish_reason="stop")
+        found = [[(o.text, o.stop_reason) for o in answer.outputs] for answer in await reading]
+        assert found == [[("c", "d"), ("", "bc"), ("b", "bc"), ("bb", "bc")]] * 3
+        assert made == [("bc", "d")]
 
     asyncio.run(script())
 
