@@ -29,7 +29,7 @@ class ServeLimits:
     max_prompts: int = 256
     max_messages: int = 4096
     max_tools: int = 128
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 4 * 2**20
     max_body_depth: int = 100
     max_schema_bytes: int = 64 * 1024
     max_request_s: float = 3600.0

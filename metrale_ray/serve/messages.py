@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`normal_messages`: from the messages of a chat request to the ones that a chat template is given.
 
+`normal_messages_apart` is the same, off the event loop where it takes long.
+
 Rules. A template sees the same shape however a client wrote it: content is always a text, arguments of calls are
 objects, the role is one of system, user, assistant and tool, and a key without a value is left out. What cannot be
 given to a template is refused with its place; nothing is dropped that the model should have seen. Keys that no
@@ -11,12 +13,14 @@ Leaves out: images, audio and files, which no model here takes.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeGuard
 
 from metrale_ray.errors import RequestError
+from metrale_ray.serve.json_bounds import excess
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """What a client may write, and what a template is given: those who know `developer` at all treat it as `system`."""
@@ -28,7 +32,18 @@ MAX_CALLS = 128
 MAX_PARTS = 4096
 MAX_NAME_CHARACTERS = 256
 
+LONG_MESSAGES = 256
+LONG_CHARACTERS = 16 * 1024
+"""Of lists of parts or of arguments of calls. Below both it is done in about a millisecond."""
+
 Message = dict[str, Any]
+
+
+async def normal_messages_apart(messages: Sequence[Any], max_messages: int) -> list[Message]:
+    """`normal_messages`, in a thread where it takes long. Raises RequestError."""
+    if _are_short(messages):
+        return normal_messages(messages, max_messages)
+    return await asyncio.to_thread(normal_messages, messages, max_messages)
 
 
 def normal_messages(messages: object, max_messages: int) -> list[Message]:
@@ -44,6 +59,20 @@ def normal_messages(messages: object, max_messages: int) -> list[Message]:
         )
     known_ids: set[str] = set()
     return [_message(f"messages[{index}]", message, known_ids) for index, message in enumerate(messages)]
+
+
+def _are_short(messages: Sequence[Any]) -> bool:
+    """Whether hardly anything is to be done: few messages, few parts, few calls with short arguments."""
+    if len(messages) > LONG_MESSAGES:
+        return False
+    given = [message for message in messages if isinstance(message, dict)]
+    lists = [part for message in given for part in (message.get("content"), message.get("tool_calls"))]
+    inner = [part for found in lists if _is_list(found) for part in found[: LONG_MESSAGES + 1]]
+    if len(inner) > LONG_MESSAGES:
+        return False
+    functions = [part.get("function") for part in inner if isinstance(part, dict)]
+    arguments = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    return sum(len(text) for text in arguments if isinstance(text, str)) <= LONG_CHARACTERS
 
 
 def _message(place: str, given: object, known_ids: set[str]) -> Message:
@@ -151,6 +180,9 @@ def _arguments(place: str, given: object) -> Mapping[str, Any]:
         return given
     if not isinstance(given, str):
         _refuse(place, given, "a text that is a JSON object")
+    too_much = excess(given.encode("utf-8", "replace"))
+    if too_much is not None:
+        raise RequestError(f"{place} {too_much}. Shorten the conversation.", param=place)
     try:
         value = json.loads(given, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

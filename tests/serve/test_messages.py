@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrale_ray.errors import RequestError
-from metrale_ray.serve.messages import MAX_CALLS, MAX_NAME_CHARACTERS, MAX_PARTS, ROLES, normal_messages
+from metrale_ray.serve import messages as messages_module
+from metrale_ray.serve.messages import (
+    LONG_CHARACTERS,
+    LONG_MESSAGES,
+    MAX_CALLS,
+    MAX_NAME_CHARACTERS,
+    MAX_PARTS,
+    ROLES,
+    normal_messages,
+    normal_messages_apart,
+)
 
 HELLO = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 2.5, null]}'}}
@@ -138,7 +151,7 @@ def test_what_no_template_can_be_given_is_refused_with_its_place(message: Any, p
     [
         ("{", "is no JSON"),
         ('{"a": NaN}', "NaN is no number of JSON"),
-        ("[" * 100_000, "is no JSON: maximum recursion depth"),
+        ("[" * 60_000, "is no JSON: maximum recursion depth"),
         ("9" * 5000, "is no JSON: Exceeds the limit"),
         ("[1]", r"is [1]; it must be a text that is a JSON object"),
         ("null", "it must be a text that is a JSON object"),
@@ -213,3 +226,48 @@ def test_whatever_comes_is_made_normal_or_refused_and_what_is_normal_stays(messa
         assert None not in message.values()
     json.dumps(found)
     assert normal_messages(found, 10) == found
+
+
+def test_arguments_of_more_keys_than_a_body_may_have_are_refused_before_they_are_parsed() -> None:
+    arguments = "{" + ",".join(f'"{number}":1' for number in range(300_000)) + "}"
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    began_s = time.thread_time()
+    with pytest.raises(RequestError, match="at most") as caught:
+        one({"role": "assistant", "tool_calls": [call]})
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+    assert time.thread_time() - began_s < 0.1
+
+
+LONG_CALL = {**CALL, "function": {"name": "f", "arguments": json.dumps({"a": "x" * LONG_CHARACTERS})}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_apart"),
+    [
+        ([HELLO], False),
+        ([{"role": "user", "content": "x" * 10**6}], False),
+        ([{"role": "user", "content": ["a"]}, {"role": "assistant", "tool_calls": [CALL]}], False),
+        ([HELLO] * (LONG_MESSAGES + 1), True),
+        ([{"role": "user", "content": ["a"] * (LONG_MESSAGES + 1)}], True),
+        ([{"role": "user", "content": ["a"] * LONG_MESSAGES}] * 2, True),
+        ([{"role": "assistant", "tool_calls": [LONG_CALL]}], True),
+    ],
+)
+def test_long_conversations_are_made_normal_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, messages: list[Any], is_apart: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(given: object, most: int) -> list[dict[str, Any]]:
+        threads.append(threading.current_thread())
+        return normal_messages(given, most)
+
+    monkeypatch.setattr(messages_module, "normal_messages", noted)
+    assert asyncio.run(normal_messages_apart(messages, 1000)) == normal_messages(messages, 1000)
+    assert [thread is not threading.current_thread() for thread in threads] == [is_apart]
+
+
+@pytest.mark.parametrize("message", [None, 5, "x", {"content": [None, 5]}, {"tool_calls": [{"function": 5}]}])
+def test_what_is_no_message_is_refused_apart_as_well(message: Any) -> None:
+    with pytest.raises(RequestError):
+        asyncio.run(normal_messages_apart([message], 10))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`read_object`: a request's body as one JSON object, within limits of size, time and form.
+"""`read_body`: a request's body as one JSON object, within limits of size, time and form, and what a route makes of it.
 
 Rules: what the headers say is judged before a byte is read; a body without a length is counted as it comes. Plain
 UTF-8 JSON only: no other type, so that no web page can send one unasked; no compression, so that what is counted is
@@ -9,8 +9,9 @@ what is held. A body that is refused is not read to its end.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from email.message import Message
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -18,18 +19,22 @@ from metrale_ray.serve.failures import ApiError, bad_request
 from metrale_ray.serve.http.json_text import parse_object
 from metrale_ray.serve.limits import ServeLimits
 
-PARSED_APART_BYTES = 256 * 1024
-"""A larger body is parsed in a thread: its checks take a while."""
+Parsed = TypeVar("Parsed")
+
+PARSED_APART_BYTES = 64 * 1024
+"""A larger body is parsed and looked at in a thread: that may take a while."""
 
 
-async def read_object(request: Request, limits: ServeLimits) -> dict[str, Any]:
-    """The body. Raises ApiError 400, 408, 413 or 415, and ClientDisconnect."""
+async def read_body(request: Request, limits: ServeLimits, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+    """What `parse` makes of the body. Raises ApiError 400, 408, 413 or 415, what `parse` does, and ClientDisconnect."""
     _check_form(request)
     _check_length(request, limits.max_body_bytes)
     data = await _read_in_time(request, limits)
-    if len(data) > PARSED_APART_BYTES:
-        return await asyncio.to_thread(parse_object, data, limits.max_body_depth)
-    return parse_object(data, limits.max_body_depth)
+
+    def parsed() -> Parsed:
+        return parse(parse_object(data, limits.max_body_depth))
+
+    return await asyncio.to_thread(parsed) if len(data) > PARSED_APART_BYTES else parsed()
 
 
 def _check_form(request: Request) -> None:

@@ -2,34 +2,32 @@
 """`parse_object`: from a body's bytes to one JSON object that is safe to walk and to send on.
 
 Rules: UTF-8 only; no key twice, no NaN, no infinity (also none by a number too large), no half of a surrogate pair; a
-depth and a number of lists and objects that later walks can bear. The parser gives up early at all of these.
+depth that later walks can bear, at which the parser gives up early; and no more in it than `json_bounds` allows, which
+is counted before.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import jiter
 
 from metrale_ray.serve.failures import ApiError, bad_request
-
-MAX_CONTAINERS = 2**17
-"""Lists and objects in one body. Each costs the parser and Python's collector a microsecond or several."""
+from metrale_ray.serve.json_bounds import excess
+from metrale_ray.serve.slices import slices
 
 MAX_MESSAGE_CHARACTERS = 300
-_TEXT = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
 
 
 def parse_object(data: bytes, max_depth: int) -> dict[str, Any]:
     """The object that `data` is. Raises ApiError 400."""
-    num_brackets = data.count(b"[") + data.count(b"{")
-    if num_brackets > MAX_CONTAINERS:
-        _check_count(data)
+    too_much = excess(data)
+    if too_much is not None:
+        raise _refusal(f"it {too_much}")
     try:
-        value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode="keys")
+        value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode="none")
     except ValueError as error:
         raise _refusal(str(error)) from error
     if not isinstance(value, dict):
@@ -38,25 +36,17 @@ def parse_object(data: bytes, max_depth: int) -> dict[str, Any]:
     return value
 
 
-def _check_count(data: bytes) -> None:
-    """Most brackets may be those of texts, such as program code."""
-    bare = _TEXT.sub(b"", data)
-    count = bare.count(b"[") + bare.count(b"{")
-    if count > MAX_CONTAINERS:
-        raise _refusal(f"it holds {count} lists and objects; at most {MAX_CONTAINERS} are allowed")
-
-
 def _check_inside(value: dict[str, Any], max_depth: int) -> None:
     """Depth and numbers, without recursion. The time it takes grows with the values, not with the texts among them."""
     level: list[Any] = [value]
     for _ in range(max_depth):
-        level = [inner for holder in level for inner in _inner(_items(holder))]
+        level = [inner for holder in level for items in slices(_items(holder)) for inner in _inner(items)]
         if not level:
             return
     raise _refusal(f"lists and objects are nested more than {max_depth} deep")
 
 
-def _inner(items: Collection[Any]) -> list[Any]:
+def _inner(items: Sequence[Any]) -> list[Any]:
     """The lists and objects among these. Raises ApiError for a number that is none."""
     kinds = set(map(type, items))
     if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
@@ -66,8 +56,8 @@ def _inner(items: Collection[Any]) -> list[Any]:
     return [item for item in items if type(item) is dict or type(item) is list]
 
 
-def _items(holder: Any) -> Collection[Any]:
-    return holder.values() if type(holder) is dict else holder
+def _items(holder: Any) -> Sequence[Any]:
+    return list(holder.values()) if type(holder) is dict else holder
 
 
 def _refusal(problem: str) -> ApiError:

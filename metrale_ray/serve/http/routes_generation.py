@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 
 from metrale_ray.serve.http.answer import Answer, Started
-from metrale_ray.serve.http.body import read_object
+from metrale_ray.serve.http.body import read_body
 from metrale_ray.serve.http.headers import ignored_fields
 from metrale_ray.serve.http.openapi import answer, json_body, work_failures
 from metrale_ray.serve.http.service import Service
@@ -25,14 +26,22 @@ def add_generation_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of chats and completions."""
     settings = service.settings.api
 
-    def answering(asked: ChatRequest | CompletionRequest, start: Callable[[], Awaitable[Started]]) -> Answer:
+    def answering(is_stream: bool, headers: dict[str, str], start: Callable[[], Awaitable[Started]]) -> Answer:
         return Answer(
             start,
             service.drain,
-            streams=bool(asked.stream),
+            streams=is_stream,
             max_request_s=service.limits.max_request_s,
-            headers=ignored_fields(asked),
+            headers=headers,
         )
+
+    def read_chat(body: dict[str, Any]) -> tuple[ChatRequest, dict[str, str]]:
+        asked = parse_chat(body, settings)
+        return asked, ignored_fields(asked)
+
+    def read_completion(body: dict[str, Any]) -> tuple[CompletionRequest, dict[str, str]]:
+        asked = parse_completion(body, settings)
+        return asked, ignored_fields(asked)
 
     @app.post(
         "/v1/chat/completions",
@@ -43,9 +52,9 @@ def add_generation_routes(app: FastAPI, service: Service) -> None:
     )
     async def chat(request: Request) -> Answer:
         service.drain.check()
-        asked = parse_chat(await read_object(request, service.limits), settings)
+        asked, headers = await read_body(request, service.limits, read_chat)
         call = service.call(request, asked.model, "chat")
-        return answering(asked, lambda: start_chat(call, asked))
+        return answering(asked.stream, headers, lambda: start_chat(call, asked))
 
     @app.post(
         "/v1/completions",
@@ -56,6 +65,6 @@ def add_generation_routes(app: FastAPI, service: Service) -> None:
     )
     async def completion(request: Request) -> Answer:
         service.drain.check()
-        asked = parse_completion(await read_object(request, service.limits), settings)
+        asked, headers = await read_body(request, service.limits, read_completion)
         call = service.call(request, asked.model, "completion")
-        return answering(asked, lambda: start_completion(call, asked))
+        return answering(asked.stream, headers, lambda: start_completion(call, asked))

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from metrale_ray.serve.http.body import read_object
+from metrale_ray.serve.http.body import read_body
 from metrale_ray.serve.http.headers import ignored_fields
 from metrale_ray.serve.http.openapi import answer, body_failures, json_body
 from metrale_ray.serve.http.service import Service
@@ -38,7 +38,7 @@ def add_tokens_routes(app: FastAPI, service: Service) -> None:
         openapi_extra=json_body(TokenizeRequest),
     )
     async def of_text(request: Request) -> Response:
-        asked = parse_tokenize(await read_object(request, service.limits), settings)
+        asked = await read_body(request, service.limits, lambda body: parse_tokenize(body, settings))
         return _answer(await tokenize(service.call(request, asked.model), asked), asked)
 
     @app.post(
@@ -49,7 +49,7 @@ def add_tokens_routes(app: FastAPI, service: Service) -> None:
         openapi_extra=json_body(DetokenizeRequest),
     )
     async def of_tokens(request: Request) -> Response:
-        asked = parse_detokenize(await read_object(request, service.limits), settings)
+        asked = await read_body(request, service.limits, lambda body: parse_detokenize(body, settings))
         return _answer(await detokenize(service.call(request, asked.model), asked), asked)
 
 

@@ -20,6 +20,7 @@ from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.request import parse
 from metrale_ray.serve.openai.sampling_fields import SamplingFields
 from metrale_ray.serve.openai.unknown import NOT_ANYWHERE, Unsupported
+from metrale_ray.serve.slices import slices
 
 MAX_TOKEN_IDS = 2**21
 """Of all prompts of one request: more than any model's length, and looked at in less than 0.2 s."""
@@ -58,13 +59,14 @@ def _prompt(given: Any) -> Any:
 
 
 def _token_ids(given: list[Any]) -> list[int]:
-    """A prompt may have a million ids, so they are looked at together."""
-    if given and not set(map(type, given)) <= {int}:
-        index = next(index for index, one in enumerate(given) if type(one) is not int)
-        raise ValueError(f"must hold token ids, which are integers; entry {index} is {mistakes.shown(given[index])}")
-    wrong = [one for one in (min(given, default=0), max(given, default=0)) if not 0 <= one <= U32_MAX]
-    if wrong:
-        raise ValueError(f"must hold token ids from 0 to the vocabulary's last; one is {mistakes.shown(wrong[0])}")
+    """A prompt may have a million ids, so many are looked at together."""
+    for ids in slices(given):
+        if not set(map(type, ids)) <= {int}:
+            index, one = next((index, one) for index, one in enumerate(given) if type(one) is not int)
+            raise ValueError(f"must hold token ids, which are integers; entry {index} is {mistakes.shown(one)}")
+        wrong = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one <= U32_MAX]
+        if wrong:
+            raise ValueError(f"must hold token ids from 0 to the vocabulary's last; one is {mistakes.shown(wrong[0])}")
     return given
 
 

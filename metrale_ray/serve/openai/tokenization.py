@@ -12,7 +12,7 @@ from typing import Any
 
 from metrale_ray.serve.backend import ServedModel
 from metrale_ray.serve.failures import bad_request
-from metrale_ray.serve.messages import normal_messages
+from metrale_ray.serve.messages import normal_messages_apart
 from metrale_ray.serve.openai.call import Call
 from metrale_ray.serve.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
 from metrale_ray.serve.templates.tokens import chat_token_ids, text_token_ids
@@ -57,7 +57,7 @@ async def _laid_out(call: Call, request: TokenizeRequest) -> str:
             f"{call.model.names[0]} has no chat template; give a prompt", param="messages", code="no_chat_template"
         )
     return await call.model.template.render(
-        normal_messages(request.messages, call.settings.limits.max_messages),
+        await normal_messages_apart(request.messages or [], call.settings.limits.max_messages),
         template=request.chat_template,
         tools=request.tools,
         variables=request.template_variables,

@@ -4,12 +4,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from metrale_ray.serve.failures import ApiError
-from metrale_ray.serve.http.body import PARSED_APART_BYTES, read_object
+from metrale_ray.serve.http.body import PARSED_APART_BYTES, read_body
 from metrale_ray.serve.limits import ServeLimits
 from tests.serve.http.asgi import JSON, Client, Header, ask, asked, plain_app, scope_of
 
@@ -23,7 +25,7 @@ def read(headers: list[Header], *parts: bytes, whole: bool = True, limits: Serve
         client = Client(parts, whole=whole)
         request = Request(scope_of("POST", "/", headers), client.receive)
         try:
-            return await read_object(request, limits), client.num_read
+            return await read_body(request, limits, lambda body: body), client.num_read
         except ApiError as error:
             return (error.status, error.code), client.num_read
 
@@ -96,6 +98,22 @@ def test_a_large_body_is_parsed_like_a_small_one() -> None:
     value = {"a": ["é" * 10] * (PARSED_APART_BYTES // 10)}
     assert read([JSON], json.dumps(value).encode(), limits=ServeLimits())[0] == value
     assert read([JSON], b" " * PARSED_APART_BYTES + b"{", limits=ServeLimits())[0] == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(("size", "is_apart"), [(10, False), (PARSED_APART_BYTES, True)])
+def test_what_a_route_makes_of_a_large_body_is_made_in_a_thread_too(size: int, is_apart: bool) -> None:
+    threads: list[threading.Thread] = []
+
+    def note(body: dict[str, Any]) -> int:
+        threads.append(threading.current_thread())
+        return len(body)
+
+    async def go() -> int:
+        client = Client([b'{"a": "' + b"x" * size + b'"}'])
+        return await read_body(Request(scope_of("POST", "/", [JSON]), client.receive), ServeLimits(), note)
+
+    assert asyncio.run(go()) == 1
+    assert [thread is not threading.current_thread() for thread in threads] == [is_apart]
 
 
 def test_a_client_that_leaves_within_its_body_ends_the_request() -> None:

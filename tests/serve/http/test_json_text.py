@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrale_ray.serve.failures import ApiError
-from metrale_ray.serve.http.json_text import MAX_CONTAINERS, MAX_MESSAGE_CHARACTERS, parse_object
+from metrale_ray.serve.http.json_text import MAX_MESSAGE_CHARACTERS, parse_object
+from metrale_ray.serve.json_bounds import MAX_CONTAINERS, MAX_KEYS, MAX_TEXTS
 from metrale_ray.serve.limits import ServeLimits
 
 DEPTH = 100
@@ -114,15 +115,29 @@ def test_a_null_character_and_large_numbers_that_are_finite_are_taken() -> None:
     }
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("item", [b"1,", b"[],", b'{"a":1},', rb'"\u00e9",'])
+@pytest.mark.parametrize("item", [b"1,", b"1.5,", b"[],", b'{"a":1},', rb'"\u00e9",'])
 def test_the_largest_bodies_take_a_bounded_time(item: bytes) -> None:
     is_container = item[:1] in (b"[", b"{")
-    num_items = MAX_CONTAINERS - 2 if is_container else ServeLimits().max_body_bytes // len(item) - 8
+    num_items = min(MAX_CONTAINERS - 2, MAX_KEYS - 1) if is_container else ServeLimits().max_body_bytes // len(item) - 8
+    num_items = min(num_items, MAX_TEXTS - 1) if b'"' in item else num_items
     data = b'{"a": [' + item * num_items + b"1]}"
     began_s = time.thread_time()
     assert len(parse_object(data, DEPTH)["a"]) == num_items + 1
-    assert time.thread_time() - began_s < 2
+    assert time.thread_time() - began_s < 0.5  # less than half of it in one call
+
+
+def test_what_would_hold_up_all_threads_is_refused_before_it_is_parsed() -> None:
+    keys = b",".join(b'"%x":1' % number for number in range(600_000))
+    for data in (b"{%s}" % keys, b'{"a": {%s}}' % keys, b'{"a": [%s1]}' % (b'"b",' * 600_000)):
+        began_s = time.thread_time()
+        assert "at most" in refusal(data)
+        assert time.thread_time() - began_s < 0.2  # 0.02 s; parsing takes a second
+
+
+def test_the_most_keys_are_taken_and_one_more_is_not() -> None:
+    keys = b",".join(b'"%x":1' % number for number in range(MAX_KEYS))
+    assert len(parse_object(b"{%s}" % keys, DEPTH)) == MAX_KEYS
+    assert f"{MAX_KEYS + 1} keys" in refusal(b'{%s,"more":1}' % keys)
 
 
 def test_a_long_text_costs_hardly_more_than_its_parser() -> None:
