@@ -228,13 +228,14 @@ class Head:
     # The engine thread --------------------------------------------------------------------------------------------
 
     def _engine_main(self) -> None:
-        failure: MetraleError | None = None
+        failure: MetraleError | None = EngineDead("the engine ended, and nothing says why")
         try:
             engine = self._engine = self._start(self._required_setup())
             self._state = HeadState("ready", {})
             self._run(engine)
             engine.shutdown()
-        except Exception as error:  # whatever ended the engine is told to all who wait
+            failure = None
+        except BaseException as error:  # whatever ended the engine is told to all who wait
             failure = self._describe(error)
             log.error("the engine ended: %s", failure.message, exc_info=not isinstance(error, MetraleError))
         finally:
@@ -305,7 +306,7 @@ class Head:
     def _drop(self, front: FrontId, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._fronts.drop, front, reason)
 
-    def _describe(self, error: Exception) -> MetraleError:
+    def _describe(self, error: BaseException) -> MetraleError:
         """The failure as whoever waits gets it: a start's own error, and EngineDead once the engine was ready."""
         rank = getattr(error, "rank", None)
         if self._state.phase != "ready" and isinstance(error, MetraleError):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from metrale_ray.config import EngineConfig, FaultSpec
+from metrale_ray.engine import Engine
 from metrale_ray.errors import EngineDead, HandshakeError, LinkLost, MetraleError, StartError
 from metrale_ray.head import Head
 from metrale_ray.protocol.front import FrontClient, Output
@@ -208,6 +209,41 @@ def test_an_idle_engine_pings_and_finds_a_rank_that_differs(model: Path) -> None
         assert failure.rank == 1
         with pytest.raises(EngineDead, match="rank 1 differs"):
             client.submit([1], GREEDY)
+
+
+class Unspeakable(BaseException):
+    """No Exception, as a panic in Rust is none, and nobody can say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words for it")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt("a key"), "KeyboardInterrupt: a key"),
+        (Unspeakable(), "nothing says why"),
+    ],
+)
+def test_what_is_no_exception_ends_the_engine_and_is_told_to_all_who_wait(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+) -> None:
+    def fail(engine: Engine) -> bool:
+        raise error
+
+    process = Process(model, 1)
+    process.wait_ready()
+    with process.front() as client:
+        client.wait_opened(TIMEOUT_S)
+        monkeypatch.setattr(Engine, "step", fail)
+        handle = client.submit([1], GREEDY)
+        with pytest.raises(EngineDead, match=said):
+            handle.get(TIMEOUT_S)
+    process._ended.wait(TIMEOUT_S)
+    failure = process.head.state.failure
+    assert isinstance(failure, EngineDead)
+    assert said in failure.message
+    process.close()
 
 
 def test_questions_after_the_end_are_answered_with_the_last_figures(model: Path) -> None:

@@ -91,6 +91,25 @@ def test_a_front_that_goes_while_its_grammar_is_compiled_leaves_nothing(served: 
     assert tokens_of(client.submit([1], GREEDY)) == list(range(2, 10))
 
 
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no Exception."""
+
+
+def test_an_engine_whose_tokenizer_for_grammars_fails_serves_all_that_need_none(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Panic("it panicked")
+
+    monkeypatch.setattr("metrale_ray.grammar.grammars.new_vocabulary", fail)
+    with running(model, 1) as (process, client):
+        for _ in range(2):
+            code, message = refusal_of(client.submit([1], asking(of_choice(["a"]))))
+            assert (code, message.endswith("Panic: it panicked")) == ("invalid_grammar", True)
+        assert tokens_of(client.submit([1], GREEDY)) == list(range(2, 10))
+        assert process.head.state.phase == "ready"
+
+
 def test_a_checkpoint_that_cannot_be_constrained_says_why(tmp_path: Path) -> None:
     bare = write_succ(tmp_path / "bare", eos_token_id=None)
     with running(bare, 1) as (_, client):

@@ -11,6 +11,7 @@ What it leaves out: who waits for how long (`compiling`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ from metrale_ray.grammar.check import check_parts
 from metrale_ray.grammar.constraint import SLOW_MASK_S, Constraint, Vocabulary, new_vocabulary
 from metrale_ray.grammar.deep_stack import with_deep_stack
 from metrale_ray.grammar.library import INVALID, invalid, llguidance, parser_limits
+
+log = logging.getLogger(__name__)
 
 MAX_KEPT = 32
 """Compiled grammars that are kept. One takes some hundred kilobytes."""
@@ -68,24 +71,39 @@ class Grammars:
     def prepare(self) -> None:
         """Read the tokenizer before there is anything to hold up: it takes Python's lock for a second or more.
 
-        Where that is not possible, whoever asks for a grammar is told.
+        Raises nothing: where that is not possible, whoever asks for a grammar is told.
         """
         with contextlib.suppress(RequestError):
             self.load()
 
     def load(self) -> Vocabulary:
-        """The tokenizer, read at the first call. Raises RequestError where there is none, or no library."""
+        """The tokenizer, read at the first call. Raises RequestError where that failed, for whatever reason.
+
+        It is not tried again: the files do not change under an engine, and each try would hold it up.
+        """
         with self._loading:
             if self._refusal is not None:
                 raise RequestError(self._refusal, code=INVALID)
             if self._vocabulary is None:
                 try:
-                    tokenizer = self._read_tokenizer()
+                    self._vocabulary = self._new_vocabulary()
                 except RequestError as error:
-                    self._refusal = error.message  # the files do not change under an engine
+                    self._refusal = error.message
                     raise
-                self._vocabulary = new_vocabulary(tokenizer, self._vocab_size, os.cpu_count() or 1)
             return self._vocabulary
+
+    def _new_vocabulary(self) -> Vocabulary:
+        try:
+            return new_vocabulary(self._read_tokenizer(), self._vocab_size, os.cpu_count() or 1)
+        except (RequestError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception
+            log.error("no structured outputs: the tokenizer for grammars could not be read", exc_info=error)
+            raise RequestError(
+                f"structured outputs are not possible here: reading {TOKENIZER_FILE} for them failed: "
+                f"{type(error).__name__}: {error}",
+                code=INVALID,
+            ) from error
 
     def _read_tokenizer(self) -> Any:
         """As many ids as the model or the tokenizer has, whichever are more."""
