@@ -3,8 +3,9 @@
 
 Rules. A whole answer is its parts joined: what a stream's reader puts together is what a reader without a stream gets,
 a call that was cut included. The reason is "tool_calls" only where the model ended by itself behind whole calls; a
-named function that was demanded ends with "stop", as in OpenAI's. Tokens count as reasoning up to the one that made
-the first content or call certain.
+named function that was demanded ends with "stop", as in OpenAI's. Where a call is not whole it is "length", whatever
+cut the call: a stop string, which `stop_reason` tells, or the model itself. Tokens count as reasoning up to the one
+that made the first content or call certain.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class ChatChoice:
             self.finish_reason, self._stop_reason = "length", None
             return
         self._new.add(self._parser.flush())
-        if self.finish_reason == "stop" and self._parser.has_calls and not self._shape.is_named:
+        if self.finish_reason == "stop" and self._parser.has_cut_call:
+            self.finish_reason = "length"
+        elif self.finish_reason == "stop" and self._parser.has_calls and not self._shape.is_named:
             self.finish_reason = "tool_calls"
 
     def _choice(self, new: _New | None, name: str, content: dict[str, Any]) -> dict[str, Any]:

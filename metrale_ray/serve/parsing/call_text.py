@@ -50,7 +50,8 @@ class CallText:
         self._is_shown = False  # whether this call is certain, and its name given
         self._index = 0
         self._num_whole = 0
-        self._is_cut = False
+        self.has_cut_call = False
+        self._is_cut = False  # the same, or the text ended in what may have been a call
         self._expected = Expected(())
         self._read: Callable[[str, int], int] = self._in_content
 
@@ -66,7 +67,8 @@ class CallText:
 
     def flush(self) -> Piece:
         """The end of the text. A call that is not whole is cut; one that is not certain is content."""
-        self._is_cut = self._is_cut or self._read == self._in_call
+        if self._read == self._in_call:
+            self._cut()
         for text in self._held:
             self._content.add(text)
         self._held.clear()
@@ -150,6 +152,11 @@ class CallText:
         """What may follow a call and is no content, and what is done with it."""
         return {}
 
+    def _open_next(self, bracket: str) -> None:
+        """Another call follows with nothing between; its bracket is read already."""
+        self._begin(self._object())
+        self._in_call(bracket, 0)
+
     def _behind_call(self, text: str, at: int) -> int:
         if not self._expected.held:
             at = space_end(text, at)
@@ -165,10 +172,14 @@ class CallText:
         """Content is to follow `text`, which ends what calls stand in."""
         self._read = self._in_content
 
+    def _cut(self) -> None:
+        self._is_cut = True
+        self.has_cut_call = self.has_cut_call or self._is_shown
+
     def _give_up(self, *, rereads: bool) -> None:
         """This is no call: what was held back is content. `rereads`: a marker may be in it, behind its first part."""
         if self._is_shown and self._read == self._in_call:
-            self._is_cut = True
+            self._cut()
             self._index += 1
         held = self._held or [""]
         self._held, self._read = [], self._in_content

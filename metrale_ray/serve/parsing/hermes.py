@@ -19,8 +19,3 @@ class Hermes(CallText):
 
     def _followers(self) -> Mapping[str, Callable[[str], None]]:
         return {END: self._close, "{": self._open_next}
-
-    def _open_next(self, bracket: str) -> None:
-        """Another call in the same block; its bracket is read already."""
-        self._begin(self._object())
-        self._in_call(bracket, 0)

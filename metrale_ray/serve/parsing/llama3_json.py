@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Calls as Llama 3.1 and 3.2 write them: `{"name": ..., "parameters": {...}}`, several of them with `;` between.
 
-Rules. A call stands behind `<|python_tag|>`, or is the first thing in the answer. Without the tag an answer may be JSON
-of its own, so there it is a call only with the name of a given tool, and with no other keys than a call has.
+Rules. A call stands behind `<|python_tag|>`, or is the first thing in the answer, or follows another one, where `;` may
+be missing. Without the tag an answer may be JSON of its own, so there it is a call only with the name of a given tool,
+and with no other keys than a call has.
 """
 
 from __future__ import annotations
@@ -33,4 +34,4 @@ class Llama3Json(CallText):
         return CallObject(None if self._is_tagged else self._names)
 
     def _followers(self) -> Mapping[str, Callable[[str], None]]:
-        return {SEPARATOR: self._open}
+        return {SEPARATOR: self._open, "{": self._open_next}

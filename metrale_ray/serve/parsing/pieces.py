@@ -40,3 +40,8 @@ class OutputParser(Protocol):
     def has_calls(self) -> bool:
         """Whether at least one call is whole, and none is cut: the answer's finish reason is then "tool_calls"."""
         ...
+
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether a call that was given is not whole: the answer's finish reason is then "length"."""
+        ...

@@ -10,6 +10,7 @@ class Plain:
     """An `OutputParser` that changes nothing."""
 
     has_calls = False
+    has_cut_call = False
 
     def push(self, text: str) -> Piece:
         """All of it is content."""

@@ -24,7 +24,8 @@ class Reasoning:
     def __init__(self, inner: OutputParser, *, is_open: bool = False) -> None:
         self._inner = inner
         self._is_open = is_open
-        self._start = ""  # as long as it may begin with `BEGIN`
+        self._spaces: list[str] = []  # with which the answer begins
+        self._begun = ""  # what follows them, as long as it may become `BEGIN`
         self._is_starting = True
         self._is_reasoning = False
         self._is_behind = False  # directly behind the reasoning
@@ -35,6 +36,11 @@ class Reasoning:
     def has_calls(self) -> bool:
         """Whether the part behind the reasoning has whole calls."""
         return self._inner.has_calls
+
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the part behind the reasoning has a call that is cut."""
+        return self._inner.has_cut_call
 
     def push(self, text: str) -> Piece:
         """Take the text that is new."""
@@ -52,7 +58,7 @@ class Reasoning:
         first = Piece()
         if self._is_starting:
             self._is_starting, self._is_reasoning = False, self._is_open
-            first = self.push(self._start)
+            first = self.push(self._started_with())
         if self._is_reasoning:
             self._reasoning.add(self._end.flush())
         reasoning = first.reasoning + self._reasoning.drain()
@@ -61,14 +67,20 @@ class Reasoning:
 
     def _started(self, text: str) -> str:
         """What is to be read of the answer's beginning: nothing as long as it may become `BEGIN`."""
-        self._start += text
-        start = self._start.lstrip(SPACES)
-        if len(start) < len(BEGIN) and BEGIN.startswith(start):
+        if not self._begun:
+            rest = text.lstrip(SPACES)
+            self._spaces.append(text[: len(text) - len(rest)])
+            text = rest
+        self._begun += text
+        if len(self._begun) < len(BEGIN) and BEGIN.startswith(self._begun):
             return ""
         self._is_starting = False
-        has_begun = start.startswith(BEGIN)
+        has_begun = self._begun.startswith(BEGIN)
         self._is_reasoning = has_begun or self._is_open
-        return start.removeprefix(BEGIN) if has_begun else self._start
+        return self._begun.removeprefix(BEGIN) if has_begun else self._started_with()
+
+    def _started_with(self) -> str:
+        return "".join(self._spaces) + self._begun
 
     def _reason(self, text: str) -> str:
         """Take reasoning; what is behind its end."""

@@ -205,6 +205,29 @@ def test_a_call_that_is_cut_is_reported_as_length_in_both_ways() -> None:
     assert joined(chunks) == told
 
 
+@pytest.mark.parametrize(
+    ("choice", "stop"),
+    [
+        ("auto", "Lima"),
+        ("required", "Lima"),
+        ({"type": "function", "function": {"name": "look"}}, "Lima"),
+        ("auto", None),
+    ],
+)
+def test_a_call_that_a_stop_string_or_the_model_cuts_is_reported_as_length_too(choice: Any, stop: str | None) -> None:
+    pieces = ['<tool_call>{"name": "look", "arguments": {"at": "', "Li", "ma", '"}}', "</tool_call>"]
+    for num_parts, is_cut in ((3, True), (4, stop is not None), (5, stop is not None)):
+        options: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "stop": stop, "temperature": 0}
+        parts = [[number] for number in range(num_parts)]
+        answer = asyncio.run(whole(Played(pieces, tool_parser="hermes"), parts, **options))
+        told = of_whole(answer)
+        assert (told["finish_reason"] == "length") is is_cut
+        assert answer["choices"][0]["stop_reason"] == stop
+        (call,) = told["tool_calls"]
+        assert call["arguments"] == ('{"at": "' + ("" if stop else "Lima") + ("" if is_cut else '"}'))
+        assert joined(asyncio.run(streamed(Played(pieces, tool_parser="hermes"), parts, **options))) == told
+
+
 def test_a_demanded_function_ends_with_stop_and_its_form_is_a_grammar_that_begins_at_once() -> None:
     choice = {"type": "function", "function": {"name": "stop"}}
     text = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'

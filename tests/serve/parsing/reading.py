@@ -20,6 +20,7 @@ class Answer:
     calls: list[tuple[str, str]] = field(default_factory=list)
     has_calls: bool = False
     reasoning: str = ""
+    has_cut_call: bool = field(default=False, compare=False)
 
 
 def parser_of(family: str | None, reasoning: str | None = None, *, is_open: bool = False) -> OutputParser:
@@ -34,7 +35,7 @@ def read(parser: OutputParser, parts: Sequence[str]) -> Answer:
         _take(answer, parser.push(part))
     _take(answer, parser.flush())
     assert parser.flush() == Piece()
-    answer.has_calls = parser.has_calls
+    answer.has_calls, answer.has_cut_call = parser.has_calls, parser.has_cut_call
     return answer
 
 

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from metrale_ray.serve.parsing.pieces import Piece
+from metrale_ray.serve.parsing.plain import Plain
+from metrale_ray.serve.parsing.reasoning import Reasoning
 from tests.serve.parsing.reading import Answer, all_cuts, parser_of, read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -51,3 +56,41 @@ def test_reasoning_comes_with_its_text_and_white_space_waits_for_what_follows() 
     ]
     assert parser.push("\n").content == ""
     assert parser.push("so").content == "so"
+
+
+class Counted(str):
+    """A text that counts the characters that are read or copied by what is done with it, and with what comes of it."""
+
+    num_characters = 0
+
+    def lstrip(self, characters: str | None = None, /) -> Counted:
+        return self._seen(super().lstrip(characters))
+
+    def __add__(self, other: str, /) -> Counted:
+        return self._seen(str(self) + str(other))
+
+    def __radd__(self, other: str) -> Counted:
+        return self._seen(str(other) + str(self))
+
+    def __getitem__(self, key: Any, /) -> Counted:
+        return self._seen(super().__getitem__(key))
+
+    def _seen(self, text: str) -> Counted:
+        Counted.num_characters += len(self) + len(text)
+        return Counted(text)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_white_space_without_end_before_an_answer_takes_time_in_proportion_to_its_length(is_open: bool) -> None:
+    def work(num_characters: int) -> int:
+        parser, begun = Reasoning(Plain(), is_open=is_open), Counted.num_characters
+        for _ in range(num_characters):
+            assert parser.push(Counted(" ")) == Piece()
+        return Counted.num_characters - begun
+
+    assert 0 < work(2000) < 2.2 * work(1000)
+
+
+def test_white_space_before_an_answer_without_reasoning_is_a_part_of_it() -> None:
+    assert read(Reasoning(Plain()), [" ", "\n", " <t", "hi"]) == Answer(" \n <thi")
+    assert read(Reasoning(Plain()), [" ", "\n", " <t", "hink>", "hi"]) == Answer(reasoning="hi")

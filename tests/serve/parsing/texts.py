@@ -113,6 +113,11 @@ LLAMA3_JSON = [
     ('so {"name": "f", "parameters": {}}', Answer('so {"name": "f", "parameters": {}}')),
     ("<|python_tag|>print(1)", Answer("<|python_tag|>print(1)")),
     ('{"name": "f"}', _whole("", ("f", "{}"))),
+    ('{"name": "now"}{"name": "f", "parameters": {"a": 1}}', _whole("", ("now", "{}"), ("f", '{"a": 1}'))),
+    ('{"name": "now"}\n{"name": "f"}\n; {"name": "now"}', _whole("", ("now", "{}"), ("f", "{}"), ("now", "{}"))),
+    ('<|python_tag|>{"name": "other"}\n\n{"name": "f"} so', _whole("so", ("other", "{}"), ("f", "{}"))),
+    ('{"name": "now"}\n{"name": "other"}', _whole('{"name": "other"}', ("now", "{}"))),
+    ('{"name": "now"}\n{"city": 1} {"name": "f"}', _whole('{"city": 1} {"name": "f"}', ("now", "{}"))),
 ]
 
 TEXTS = {"hermes": HERMES, "mistral": MISTRAL, "llama3_json": LLAMA3_JSON}
