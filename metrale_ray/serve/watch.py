@@ -3,12 +3,14 @@
 
 A front sees that the head has gone; whoever placed the ranks often knows why. Rules: the watch ends with a reason,
 or because it was stopped, and never silently: what goes wrong in it is the engine's death too, as nobody would notice
-the next one. Leaves out where the reasons come from.
+the next one. However many callers wait for the reason, they wait on their loops and hold no thread. Leaves out where
+the reasons come from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -39,7 +41,9 @@ class Watch:
         self._on_death = on_death
         self._join_timeout_s = join_timeout_s
         self._is_stopped = False
-        self._told = threading.Event()  # the reason is known, or none will come
+        self._is_told = False  # the reason is known, or none will come
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # who waits for that, on which loop
+        self._telling = threading.RLock()  # a signal's handler may stop the watch in the middle of it
         self._death: EngineDead | None = None
         self._thread = threading.Thread(target=self._run, name="llm-watch", daemon=True)
 
@@ -55,7 +59,7 @@ class Watch:
     def stop(self) -> None:
         """An end from now on is no death: it is what the caller wants. Returns at once."""
         self._is_stopped = True
-        self._told.set()
+        self._tell()
 
     def join(self) -> None:
         """Wait for the thread's end, once no rank runs."""
@@ -67,17 +71,42 @@ class Watch:
 
     async def explain(self, seen: EngineDead) -> EngineDead:
         """The death as it is told to a caller: what it saw, or, soon after, what the watch knows of its rank."""
-        await asyncio.to_thread(self._told.wait, WHY_S)
+        await self._wait_told()
         known = self._death
         if known is None or (seen.rank is not None and known.rank != seen.rank):
             return seen
         return EngineDead(known.message, rank=known.rank)
 
+    async def _wait_told(self) -> None:
+        """Wait until the reason is known or none will come, for WHY_S at most."""
+        told = asyncio.Event()
+        with self._telling:
+            if self._is_told:
+                return
+            self._waiting[told] = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(WHY_S):
+                await told.wait()
+        except TimeoutError:
+            log.debug("no reason of the engine's end within %g s", WHY_S)
+        finally:
+            with self._telling:
+                self._waiting.pop(told, None)
+
+    def _tell(self) -> None:
+        """Wake all who wait. From any thread."""
+        with self._telling:
+            self._is_told = True
+            waiting, self._waiting = self._waiting, {}
+        for told, loop in waiting.items():
+            with contextlib.suppress(RuntimeError):  # a loop that was closed under its tasks: nobody waits there
+                loop.call_soon_threadsafe(told.set)
+
     def _run(self) -> None:
         death = self._next_death()
         if death is not None:
             self._death = death
-            self._told.set()
+            self._tell()
             self._on_death(death)
 
     def _next_death(self) -> EngineDead | None:

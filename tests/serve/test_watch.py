@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,6 +72,46 @@ def test_without_a_reason_what_was_seen_is_told(played: Played, monkeypatch: pyt
     monkeypatch.setattr(module, "WHY_S", 0.01)
     assert played.explain(EngineDead("gone", rank=1)) == ("gone", 1)
     played.watch.stop()
+    played.says.put(nothing)
+    played.watch.join()
+
+
+def test_many_callers_wait_for_one_reason_and_hold_no_thread(played: Played) -> None:
+    others: list[str] = []
+
+    async def fail_all() -> list[EngineDead]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        callers = [asyncio.ensure_future(played.watch.explain(EngineDead("gone", rank=1))) for _ in range(32)]
+        _, waiting = await asyncio.wait(callers, timeout=0)
+        assert len(waiting) == 32
+        others.append(await asyncio.to_thread(lambda: "done"))
+        played.says.put(rank_1)
+        return await asyncio.gather(*callers)
+
+    began_s = time.monotonic()
+    told = asyncio.run(fail_all())
+    assert {(death.message, death.rank) for death in told} == {("rank 1: a tooth broke", 1)}
+    assert len({id(death) for death in told}) == 32  # raising one changes its traceback
+    assert others == ["done"]
+    assert time.monotonic() - began_s < module.WHY_S
+
+
+def test_a_stop_wakes_who_waits_and_a_loop_that_was_closed_meanwhile_is_passed_by(played: Played) -> None:
+    closed = asyncio.new_event_loop()
+    left = closed.create_task(played.watch.explain(EngineDead("left")))
+    closed.run_until_complete(asyncio.wait([left], timeout=0))
+    closed.close()
+
+    async def stop() -> EngineDead:
+        caller = asyncio.ensure_future(played.watch.explain(EngineDead("gone")))
+        await asyncio.wait([caller], timeout=0)
+        played.watch.stop()
+        return await caller
+
+    began_s = time.monotonic()
+    assert asyncio.run(stop()).message == "gone"
+    assert time.monotonic() - began_s < module.WHY_S
+    left._log_destroy_pending = False  # type: ignore[attr-defined]  # that it was left is what is tested
     played.says.put(nothing)
     played.watch.join()
 
