@@ -100,11 +100,17 @@ class Cluster:
             raise self.failure() or EngineDead(f"rank 0 does not answer: {first_line(error)}", rank=0) from error
 
     def wait_ended(self, timeout_s: float) -> EngineDead | None:
-        """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs."""
+        """Wait up to `timeout_s` for any rank to end, and say why the engine has ended; None while it runs.
+
+        Before the start and after `close` there is no rank that could end, so all of `timeout_s` passes.
+        """
         runs = list(self._runs)  # `close` may empty it meanwhile
         if not ray.is_initialized():
             return EngineDead(RAY_GONE)
-        ended, _ = ray.wait(runs, num_returns=1, timeout=timeout_s) if runs else ([], [])
+        if not runs:
+            time.sleep(timeout_s)  # whoever asks again and again would keep a core busy
+            return None
+        ended, _ = ray.wait(runs, num_returns=1, timeout=timeout_s)
         return self.failure() if ended else None
 
     def failure(self) -> EngineDead | None:
