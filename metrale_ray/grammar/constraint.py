@@ -6,7 +6,7 @@ whatever happens to slots and steps. End ids are allowed exactly where the gramm
 not know are never allowed. When a grammar passes its limits inside a step, or takes too long again and again, its
 sequence has an error and the others have not.
 
-Shapes: R rows, V the model's vocabulary.
+Shapes: R rows, V the model's vocabulary, W the words of 32 bits in which llguidance writes a row.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ MAX_SLOW_MASKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer as llguidance has it, and what its constraints share. `size` is V."""
+    """A tokenizer as llguidance has it, and what its constraints share. `size` is V.
+
+    `end_ids`: the tokenizer's own ends below V (int64), which llguidance allows where it likes.
+    """
 
     tokenizer: Any
     executor: Any
     size: int
+    end_ids: NDArray[np.int64]
 
 
 class Constraint:
@@ -85,7 +89,8 @@ def masks(constraints: Sequence[Constraint]) -> list[NDArray[np.bool_] | str]:
     vocabulary = constraints[0].vocabulary
     bits_RW = np.zeros((len(constraints), (vocabulary.tokenizer.vocab_size + 31) // 32), dtype=np.int32)
     _fill(constraints, vocabulary, bits_RW)
-    return [_mask(constraint, bits_W) for constraint, bits_W in zip(constraints, bits_RW, strict=True)]
+    masks_RV = _unpacked(vocabulary, bits_RW)
+    return [_with_ends(constraint, mask_V) for constraint, mask_V in zip(constraints, masks_RV, strict=True)]
 
 
 def _fill(constraints: Sequence[Constraint], vocabulary: Vocabulary, bits_RW: NDArray[np.int32]) -> None:
@@ -114,20 +119,24 @@ def _fill_alone(constraint: Constraint, bits_W: NDArray[np.int32]) -> None:
     constraint.num_slow += constraint.is_suspect
 
 
-def _mask(constraint: Constraint, bits_W: NDArray[np.int32]) -> NDArray[np.bool_] | str:
+def _unpacked(vocabulary: Vocabulary, bits_RW: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """A bool for each bit, of all rows at once (bool, [R, V]), without ends: each row allows its own."""
+    bytes_RV = np.unpackbits(bits_RW.view(np.uint8), axis=1, count=vocabulary.size, bitorder="little")
+    masks_RV = bytes_RV.view(np.bool_)  # they are 0 and 1
+    masks_RV[:, vocabulary.end_ids] = False
+    return masks_RV
+
+
+def _with_ends(constraint: Constraint, mask_V: NDArray[np.bool_]) -> NDArray[np.bool_] | str:
     error = constraint.error
     if error is not None:
         return error
-    vocabulary, ends = constraint.vocabulary, constraint.end_ids
-    found = np.unpackbits(bits_W.view(np.uint8), bitorder="little")[: vocabulary.size].astype(np.bool_)
-    mask_V = np.zeros(vocabulary.size, dtype=np.bool_)
-    mask_V[: found.size] = found
-    mask_V[[token_id for token_id in vocabulary.tokenizer.eos_tokens if token_id < vocabulary.size]] = False
-    mask_V[ends] = constraint.may_end and not (constraint.goes_on and mask_V.any())
+    mask_V[constraint.end_ids] = constraint.may_end and not (constraint.goes_on and mask_V.any())
     return mask_V
 
 
 def new_vocabulary(tokenizer: Any, size: int, num_threads: int) -> Vocabulary:
     """For a model of `size` ids."""
     threads = max(1, min(MAX_MASK_THREADS, num_threads))
-    return Vocabulary(tokenizer, llguidance().LLExecutor(num_threads=threads), size)
+    ends = np.array([token_id for token_id in tokenizer.eos_tokens if token_id < size], dtype=np.int64)
+    return Vocabulary(tokenizer, llguidance().LLExecutor(num_threads=threads), size, ends)
