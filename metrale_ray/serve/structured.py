@@ -3,8 +3,8 @@
 
 Rules. A text from a stranger is compiled in a process of its own first, within limits of time and memory, as there is
 no other way to stop a compiler, and what ends it must not end a service. What passed lately is known and not looked at
-again. Large texts have another process than small ones, so that they hold up only their like. Both start when they are
-first needed.
+again. Large texts have another process than small ones, so that they hold up only their like; small ones have two, so
+that one of them that takes long does not hold up the next. Each starts when it is first needed.
 
 Leaves out: what a grammar means (`grammar`), and how the head bounds what it compiles.
 """
@@ -33,6 +33,9 @@ CELL_BYTES = 2 * 2**30
 
 LARGE_CHARACTERS = 16 * 1024
 """From here on a text may take as long as is allowed, so it is looked at apart from the others."""
+
+NUM_SMALL_CELLS = 2
+"""Processes for small texts. One of them is enough for thousands of usual ones a second."""
 
 MAX_KNOWN = 256
 """Texts that passed lately, some kilobytes each."""
@@ -71,13 +74,14 @@ class GrammarChecks:
 
     def __init__(self, limits: ServeLimits) -> None:
         self._timeout_s = limits.grammar_timeout_s
-        self._small, self._large = Cell(CELL_BYTES, module=MODULE), Cell(CELL_BYTES, module=MODULE)
+        self._small = [Cell(CELL_BYTES, module=MODULE) for _ in range(NUM_SMALL_CELLS)]
+        self._large = Cell(CELL_BYTES, module=MODULE)
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def close(self) -> None:
         """End the processes, now. Whoever waits gets an error. Idempotent."""
-        self._small.close()
-        self._large.close()
+        for cell in (*self._small, self._large):
+            cell.close()
 
     async def checked(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """`params` with the grammar that its structured outputs are, which has been looked at; off the event loop.
@@ -104,11 +108,16 @@ class GrammarChecks:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
+    def _cell(self, text: str) -> Cell:
+        """What looks at the text: of those that may, the one with the shortest line."""
+        if len(text) >= LARGE_CHARACTERS:
+            return self._large
+        return min(self._small, key=lambda cell: cell.num_in_line)
+
     async def _reason(self, text: str) -> str:
         """Why it is refused, or nothing."""
-        cell = self._small if len(text) < LARGE_CHARACTERS else self._large
         try:
-            outcome, content = await cell.work(text.encode(), self._timeout_s, MAX_ANSWER_BYTES)
+            outcome, content = await self._cell(text).work(text.encode(), self._timeout_s, MAX_ANSWER_BYTES)
         except CellBusy as error:
             raise RequestError(
                 f"the grammar cannot be looked at: {error}, as others took too long before it. Try again.",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`Cell`: a process of its own for templates, which is ended when it takes too long and replaced when it is needed.
 
-Rules. It does one piece of work at a time, in the order in which they came. Work that passes its time, or that nobody
-waits for any more, ends the process, as there is no other way to stop it; the next work gets a new one. A wait in line
-has a limit too. Whatever the process sends, no more than what was agreed is read, and it is bytes. It inherits no
-environment (keys may be there) but where Python finds its modules and what the time zone is.
+Rules. It does one piece of work at a time, in the order in which they came. Work that passes its time ends the process,
+as there is no other way to stop it; the next work gets a new one. Work that nobody waits for any more is done to its
+end, within its time: a new process would cost those in line more. A wait in line has a limit too. Whatever the process
+sends, no more than what was agreed is read, and it is bytes. It inherits no environment (keys may be there) but where
+Python finds its modules and what the time zone is.
 
 Leaves out: what the work is (`renderer`, `cell_main`). Of one event loop at a time.
 """
@@ -65,6 +66,8 @@ class Cell:
         self._start_timeout_s = start_timeout_s
         self._line_timeout_s = line_timeout_s
         self._line = asyncio.Lock()
+        self._num_in_line = 0
+        self._turn: asyncio.Task[tuple[Outcome, bytes]] | None = None  # kept, as a loop keeps no task alive
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ending: list[subprocess.Popen[bytes]] = []
@@ -74,6 +77,11 @@ class Cell:
     def pid(self) -> int | None:
         """Of the process that is there now."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def num_in_line(self) -> int:
+        """Pieces of work that are done or wait for their turn now."""
+        return self._num_in_line + self._line.locked()
 
     async def start(self) -> None:
         """Have a process ready, so that the first work need not wait for it. Raises CellBusy, CellMissing."""
@@ -86,14 +94,13 @@ class Cell:
     async def work(self, frame: bytes, timeout_s: float, max_answer_bytes: int) -> tuple[Outcome, bytes]:
         """What came of the work `frame`, and its bytes. `timeout_s` counts from when its turn has come.
 
-        Raises CellBusy, CellSlow, CellEnded, CellMissing.
+        Raises CellBusy, CellSlow, CellEnded, CellMissing. Cancelling it leaves the line, or leaves the work to
+        be done for nobody.
         """
         await self._join_line()
-        try:
-            await self._started()
-            return await self._ask(frame, timeout_s, max_answer_bytes)
-        finally:
-            self._line.release()
+        self._turn = asyncio.ensure_future(self._take_turn(frame, timeout_s, max_answer_bytes))
+        self._turn.add_done_callback(self._end_turn)
+        return await asyncio.shield(self._turn)
 
     def close(self) -> None:
         """End the process now; what is waited for ends with CellEnded. Returns when it has gone. Idempotent."""
@@ -107,12 +114,25 @@ class Cell:
             process.wait()
         self._ending.clear()
 
+    async def _take_turn(self, frame: bytes, timeout_s: float, max_answer_bytes: int) -> tuple[Outcome, bytes]:
+        await self._started()
+        return await self._ask(frame, timeout_s, max_answer_bytes)
+
+    def _end_turn(self, turn: asyncio.Task[tuple[Outcome, bytes]]) -> None:
+        """The next one's turn. What came of work that nobody waits for any more is dropped, an error too."""
+        self._line.release()
+        if not turn.cancelled():
+            turn.exception()
+
     async def _join_line(self) -> None:
+        self._num_in_line += 1
         try:
             async with asyncio.timeout(self._line_timeout_s):
                 await self._line.acquire()
         except TimeoutError as error:
             raise CellBusy(f"its turn did not come within {self._line_timeout_s:g} s") from error
+        finally:
+            self._num_in_line -= 1
 
     async def _started(self) -> None:
         if self._is_closed:

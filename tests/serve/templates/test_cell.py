@@ -62,23 +62,43 @@ def test_what_takes_long_is_ended_and_the_next_work_gets_a_new_process(
         runner.run(work())
 
 
-def test_work_that_nobody_waits_for_any_more_is_ended(cell: Cell) -> None:
-    async def work() -> None:
+def test_work_that_nobody_waits_for_any_more_is_finished_within_its_time(cell: Cell) -> None:
+    async def work(template: str, timeout_s: float, *, is_kept: bool) -> None:
         await cell.start()
         pid = cell.pid
-        task = asyncio.ensure_future(laid_out(cell, ENDLESS))
+        task = asyncio.ensure_future(laid_out(cell, template, timeout_s))
         behind = asyncio.ensure_future(laid_out(cell, "never"))
-        await asyncio.wait([task], timeout=SOON_S)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert cell.num_in_line == 2
         behind.cancel()
-        await asyncio.wait([behind])
-        assert cell.pid == pid  # one that only stood in line takes nothing with it
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert cell.pid is None
+        await asyncio.wait([behind, task])
+        assert (behind.cancelled(), task.cancelled(), cell.pid) == (True, True, pid)
+        assert cell.num_in_line == 1  # who left in front of its turn is not waited for
         assert await laid_out(cell, "next") == "next"
+        assert (cell.pid == pid) is is_kept
+        assert cell.num_in_line == 0
 
-    asyncio.run(work())
+    async def both() -> None:
+        await work("{% for i in range(20000) %}{% endfor %}", LONG_S, is_kept=True)
+        await work(ENDLESS, SOON_S, is_kept=False)
+
+    asyncio.run(both())
+
+
+def test_a_loop_that_closes_ends_work_that_nobody_waits_for(cell: Cell) -> None:
+    async def leave(num_turns: int) -> None:
+        await cell.start()
+        task = asyncio.ensure_future(laid_out(cell, ENDLESS))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+
+    for num_turns in range(5):
+        asyncio.run(leave(num_turns))
+        assert cell.num_in_line == 0
+        assert asyncio.run(laid_out(cell, "next")) == "next"
 
 
 def test_work_is_done_one_by_one_in_the_order_of_its_coming(cell: Cell) -> None:
