@@ -25,6 +25,7 @@ STATUS_BY_CODE = {
     "command_failed": 500,
     "bad_logits": 500,
     "no_token_left": 400,
+    "grammar_failed": 400,  # a form that costs too much is the caller's
     "model_not_found": 404,
     "not_found": 404,
 }
@@ -83,9 +84,13 @@ def of_code(code: str, message: str, *, param: str | None = None, default: int =
     return ApiError(STATUS_BY_CODE.get(code, default), message, code=code, param=param)
 
 
-def of_output(code: str, message: str) -> ApiError:
-    """The error with which the head, or the front before it, ended a sequence."""
-    return of_code(code, message, default=400 if code in _REFUSALS else 500)
+def of_output(code: str, message: str, *, form: str | None = None) -> ApiError:
+    """The error with which the head, or the front before it, ended a sequence.
+
+    `form`: the client's field that the output's form came from.
+    """
+    param = form if code in _OF_FORMS else None
+    return of_code(code, message, param=param, default=400 if code in _REFUSALS else 500)
 
 
 def of_error(error: MetraleError) -> ApiError:
@@ -97,4 +102,5 @@ def of_error(error: MetraleError) -> ApiError:
     return of_code(error.code, error.message, default=400 if isinstance(error, UserError) else 500)
 
 
+_OF_FORMS = ("grammar_failed", "invalid_grammar")
 _REFUSALS = ("invalid_request", "empty_prompt", "context_length_exceeded", "invalid_grammar", "no_chat_template")

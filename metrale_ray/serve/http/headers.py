@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from metrale_ray.serve.openai.request import Request, unknown_fields
+from metrale_ray.serve.openai import request as requests
 from metrale_ray.serve.openai.unknown import listed
 
 IGNORED_HEADER = "X-Metrale-Ignored-Fields"
 
 
-def ignored_fields(request: Request) -> dict[str, str]:
+def ignored_fields(request: requests.Request) -> dict[str, str]:
     """The header that names the fields which were given and mean nothing here; none when there are none."""
-    names = unknown_fields(request)
+    names = requests.ignored_fields(request)
     return {IGNORED_HEADER: listed(names)} if names else {}

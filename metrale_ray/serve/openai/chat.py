@@ -30,7 +30,6 @@ from metrale_ray.serve.openai.generation import Generation
 from metrale_ray.serve.openai.parameters import chat_params, told_to
 from metrale_ray.serve.openai.preparing import prepared
 from metrale_ray.serve.openai.stream import streamed
-from metrale_ray.serve.openai.structured import constraint
 from metrale_ray.serve.openai.tool_fields import Tool, chosen_function
 from metrale_ray.serve.parsing.choose import form_of, make_parser, needs_special_tokens, reasoning_at, reasoning_marks
 from metrale_ray.serve.parsing.forms import special_ids
@@ -84,7 +83,7 @@ async def _work(call: Call, request: ChatRequest) -> ChatWork:
         )
 
     return ChatWork(
-        Generation(call, front, requests),
+        Generation(call, front, requests, "tools" if request.form is None else request.form.param),
         _shape(call, request),
         new_parser,
         model.tokenizer,
@@ -107,7 +106,7 @@ def _told_of_tools(request: ChatRequest) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.param != "structured_outputs" or constraint(request) is not None:
+        if error.param != "structured_outputs" or request.form is not None:
             raise
         raise RequestError(f"the schemas of the tools: {error.message}", code=error.code, param="tools") from error
 
@@ -171,7 +170,7 @@ def _tool_grammar(call: Call, request: ChatRequest, ids: Mapping[str, int]) -> s
 
     Where the answer has a schema, it may be calls instead. Any other form of its own leaves no room for calls.
     """
-    own = constraint(request)
+    own = request.form
     shape = None if own is None else own.outputs()
     schema = None if shape is None else _ANY_OBJECT if shape.json_object else shape.json
     if shape is not None and schema is None:

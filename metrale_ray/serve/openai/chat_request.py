@@ -16,10 +16,11 @@ from metrale_ray.sampling.token_params import MAX_LOGPROBS
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.fields import ListOf, Object
+from metrale_ray.serve.openai.inner_fields import MESSAGE, TOOL, TOOL_CHOICE, Known
 from metrale_ray.serve.openai.message_schema import MESSAGE_SCHEMA
 from metrale_ray.serve.openai.request import parse
 from metrale_ray.serve.openai.sampling_fields import SamplingFields
-from metrale_ray.serve.openai.structured import constraint
+from metrale_ray.serve.openai.structured import Constraint
 from metrale_ray.serve.openai.tool_fields import Tool, ToolChoice, check_tools
 from metrale_ray.serve.openai.unknown import NOT_ANYWHERE, Unsupported
 
@@ -28,7 +29,7 @@ _NOT_IN_CHAT: dict[str, Unsupported] = {
     "modalities": Unsupported((["text"], []), "Only text is made."),
     "web_search_options": Unsupported((), "Nothing is fetched."),
     "prediction": Unsupported(),
-    "verbosity": Unsupported(("medium",), "Say it in a message."),
+    "verbosity": Unsupported(("medium",), "Say it in a message.", ignored=("low", "high")),
     "moderation": Unsupported(),
     "functions": Unsupported(([],), "It is deprecated: use tools."),
     "function_call": Unsupported(("none", "auto"), "It is deprecated: use tool_choice."),
@@ -54,6 +55,12 @@ class ChatRequest(SamplingFields):
         **SamplingFields.most_items,
         "messages": "max_messages",
         "tools": "max_tools",
+    }
+    parts: ClassVar[Mapping[str, Known]] = {
+        **SamplingFields.parts,
+        "messages": MESSAGE,
+        "tools": TOOL,
+        "tool_choice": TOOL_CHOICE,
     }
     most_number: ClassVar[Mapping[str, str]] = {**SamplingFields.most_number, "top_logprobs": "max_logprobs"}
 
@@ -96,6 +103,11 @@ class ChatRequest(SamplingFields):
         return choice
 
     @property
+    def form(self) -> Constraint | None:
+        """What an answer must look like; None where a call is demanded, which has a form of its own."""
+        return super().form if self.choice_of_tools in ("none", "auto") else None
+
+    @property
     def template_variables(self) -> dict[str, Any]:
         """The variables that the template gets from the request."""
         own = {"reasoning_effort": self.reasoning_effort, "documents": self.documents}
@@ -111,15 +123,6 @@ class ChatRequest(SamplingFields):
         check_template(self.chat_template, self.chat_template_kwargs, settings)
         check_openings(self.add_generation_prompt, self.continue_final_message)
         check_tools(self.tools or (), self.tool_choice, settings.limits)
-        self._check_form()
-
-    def _check_form(self) -> None:
-        form = constraint(self)
-        if form is not None and self.choice_of_tools not in ("none", "auto"):
-            raise bad_request(
-                f"{form.param} is given, and tool_choice demands a call, which has a form of its own; give one of them",
-                param="tool_choice",
-            )
 
     def _check_tokens(self) -> None:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):

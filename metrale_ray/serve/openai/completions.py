@@ -64,7 +64,7 @@ async def _work(call: Call, request: CompletionRequest) -> CompletionWork:
         prompts = await asyncio.to_thread(_without_special_tokens, call, prompts)
     requests = await prepared(call, front, prompts, params, request.priority)
     return CompletionWork(
-        Generation(call, front, requests),
+        Generation(call, front, requests, None if request.form is None else request.form.param),
         await _leads(call, request, requests),
         _shape(request),
         request.n,

@@ -26,10 +26,14 @@ Item = list[tuple[int, Delta]]
 
 
 class Generation:
-    """The work of one call. Nothing is sent before `items` is read."""
+    """The work of one call. Nothing is sent before `items` is read.
 
-    def __init__(self, call: Call, front: Front, requests: Sequence[PromptRequest]) -> None:
+    `form`: the client's field that the output's form comes from, if it has one.
+    """
+
+    def __init__(self, call: Call, front: Front, requests: Sequence[PromptRequest], form: str | None = None) -> None:
         self.requests = requests
+        self._form = form
         self._call = call
         self._front = front
         self._num_live = sum(request.params.n for request in requests)
@@ -74,7 +78,7 @@ class Generation:
         failure = None
         for sequence in sequences:
             self._num_live -= sequence.finish_reason is not None
-            found = _failure(sequence)
+            found = _failure(sequence, self._form)
             if found is not None:
                 self._call.meter.finished("error" if sequence.finish_reason == "error" else "abort")
                 failure = failure or found
@@ -90,9 +94,9 @@ def _sequences(item: Item) -> Iterable[SequenceDelta]:
     return (sequence for _, delta in item for sequence in delta.sequences)
 
 
-def _failure(sequence: SequenceDelta) -> ApiError | None:
+def _failure(sequence: SequenceDelta, form: str | None = None) -> ApiError | None:
     if sequence.finish_reason == "error":
-        return of_output(sequence.error_code or "error", sequence.error or "the engine gave no reason")
+        return of_output(sequence.error_code or "error", sequence.error or "the engine gave no reason", form=form)
     if sequence.finish_reason == "abort":
         return ApiError(503, "the service ended this request before it was whole", code="aborted")
     return None

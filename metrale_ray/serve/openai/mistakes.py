@@ -2,7 +2,7 @@
 """How a wrong field is told: pydantic's errors and the engine's refusals, as errors in the client's own words.
 
 Rules: only the first mistake is told. What was given is shown in a few characters, however large it is. `param` is
-the field's path as the client wrote it, with points: `messages.0.role`.
+the field's path as the client wrote it, places of lists in brackets, as OpenAI's: `messages[0].role`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def shown(given: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    path = ".".join(str(part) for part in location if part != "[key]")
-    return shorter(path, MAX_PARAM_CHARACTERS) or "body"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
+    return shorter("".join(parts).removeprefix("."), MAX_PARAM_CHARACTERS) or "body"
 
 
 def shorter(text: str, most: int) -> str:

@@ -26,7 +26,6 @@ from metrale_ray.serve.openai import mistakes
 from metrale_ray.serve.openai.chat_request import ChatRequest
 from metrale_ray.serve.openai.completion_request import CompletionRequest
 from metrale_ray.serve.openai.sampling_fields import SamplingFields
-from metrale_ray.serve.openai.structured import constraint
 
 COMPLETION_MAX_TOKENS = 16
 """What completions generate where a request does not say: OpenAI's default."""
@@ -102,14 +101,14 @@ def told_to(request: SamplingFields, error: RequestError) -> ApiError:
     names = {"max_tokens": name, "prompt_token_ids": "messages" if is_chat else "prompt"}
     if is_chat:
         names |= {"logprobs": "top_logprobs", "prompt": "messages"}
-    form = constraint(request)
+    form = request.form
     if form is not None:
         names |= dict.fromkeys(("structured_outputs", "grammar", form.option), form.param)
     return mistakes.of_refusal(error, names)
 
 
 def _outputs(request: SamplingFields, after: str | None = None, opening: str | None = None) -> StructuredOutputs | None:
-    form = constraint(request)
+    form = request.form
     return None if form is None else form.outputs(after, opening)
 
 

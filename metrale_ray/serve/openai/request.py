@@ -18,6 +18,7 @@ from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.openai import mistakes, unknown
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.fields import Fields
+from metrale_ray.serve.openai.inner_fields import Known, unknown_inside
 from metrale_ray.serve.openai.unknown import Unsupported
 
 
@@ -29,7 +30,7 @@ class Request(Fields):
     """The names in `ServeLimits` of what bounds a list or an object, by field."""
     most_number: ClassVar[Mapping[str, str]] = {}
     """The names in `ServeLimits` of what bounds a number, by field."""
-    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    parts: ClassVar[Mapping[str, Known]] = {}
     """The known fields of objects inside, by field."""
 
     def check(self, settings: ApiSettings) -> None:
@@ -56,14 +57,17 @@ def parse(kind: type[R], body: object, settings: ApiSettings) -> R:
 
 
 def unknown_fields(request: Request) -> list[str]:
-    """The fields that were given and that nobody knows, those of objects inside with their path."""
-    extra = request.model_extra or {}
-    names = unknown.unknown_names(extra, (), request.unsupported)
+    """The fields that were given and that nobody knows, those of objects inside with their place."""
+    names = [name for name, value in (request.model_extra or {}).items() if value is not None]
     for part, known in request.parts.items():
-        inside = getattr(request, part)
-        if isinstance(inside, dict):
-            names += unknown.unknown_names(inside, known, request.unsupported, f"{part}.")
-    return names
+        names += unknown_inside(getattr(request, part), known, part)
+    return [name for name in names if name not in request.unsupported]
+
+
+def ignored_fields(request: Request) -> list[str]:
+    """The fields that were given and mean nothing here: those that nobody knows, and known ones without effect."""
+    given = {**(request.model_extra or {}), **{part: getattr(request, part) for part in request.parts}}
+    return unknown_fields(request) + unknown.ignored_names(given, request.unsupported)
 
 
 def _check_known(request: Request) -> None:

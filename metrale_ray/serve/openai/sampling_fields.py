@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NotRequired
 
-from pydantic import Field, with_config
+from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from metrale_ray.protocol.limits import I32_MAX, I32_MIN
@@ -30,8 +30,18 @@ from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai import mistakes
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.fields import ListOf, SchemaOrText, StopTexts, TokenId
+from metrale_ray.serve.openai.inner_fields import Known
 from metrale_ray.serve.openai.request import Request
-from metrale_ray.serve.openai.structured import OPEN, Choices, ResponseFormat, StructuredOptions, check_constraint
+from metrale_ray.serve.openai.structured import (
+    OPEN,
+    Choices,
+    Constraint,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuredOptions,
+    check_constraint,
+    constraint,
+)
 
 _DECIMAL = "^(0|[1-9][0-9]{0,9})$"
 
@@ -41,6 +51,14 @@ TokenKey = Annotated[str, Field(pattern=_DECIMAL)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 Penalty = Annotated[float, Field(ge=-MAX_ADDED_PENALTY, le=MAX_ADDED_PENALTY)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
+
+
+def _unsigned(seed: int) -> int:
+    """Clients have signed seeds or unsigned ones; the engine has unsigned ones."""
+    return seed % (U64_MAX + 1)
+
+
+Seed = Annotated[int, Field(ge=-(2**63), le=U64_MAX), AfterValidator(_unsigned)]
 
 
 @with_config(OPEN)
@@ -56,10 +74,12 @@ class SamplingFields(Request):
 
     most_items: ClassVar[Mapping[str, str]] = {"stop": "max_stop_strings", "logit_bias": "max_logit_biases"}
     most_number: ClassVar[Mapping[str, str]] = {"n": "max_n", "prompt_logprobs": "max_logprobs"}
-    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "stream_options": tuple(StreamOptions.__annotations__),
-        "response_format": tuple(ResponseFormat.__annotations__),
-        "structured_outputs": tuple(StructuredOptions.__annotations__),
+    parts: ClassVar[Mapping[str, Known]] = {
+        "stream_options": Known(tuple(StreamOptions.__annotations__)),
+        "response_format": Known(
+            tuple(ResponseFormat.__annotations__), {"json_schema": Known(tuple(JsonSchemaFormat.__annotations__))}
+        ),
+        "structured_outputs": Known(tuple(StructuredOptions.__annotations__)),
     }
 
     model: str | None = Field(None, description="The model's name. May be left out where one model is served.")
@@ -78,7 +98,9 @@ class SamplingFields(Request):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=U32_MAX, description="0 and -1 keep all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=0, le=U64_MAX, description="The same seed and request give the same tokens.")
+    seed: Seed | None = Field(
+        None, description="The same seed and request give the same tokens. A negative one is the same as 2**64 more."
+    )
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
@@ -127,6 +149,11 @@ class SamplingFields(Request):
         """The field that limits the answer's tokens, as the client calls it, and its value."""
         return "max_tokens", self.max_tokens
 
+    @property
+    def form(self) -> Constraint | None:
+        """What the output must look like, as far as these fields say. Raises ApiError where several say it."""
+        return constraint(self)
+
     def check(self, settings: ApiSettings) -> None:
         """What holds for chat and completions alike."""
         if self.stream_options is not None and not self.stream:
@@ -145,4 +172,4 @@ def _check_stop(index: int, text: str, most: int) -> None:
     if not text:
         raise bad_request("stop holds an empty string; give strings of at least one character", param="stop")
     if len(text) > most:
-        raise mistakes.over_limit(f"stop.{index}", f"has {len(text)} characters", most, "max_stop_characters")
+        raise mistakes.over_limit(f"stop[{index}]", f"has {len(text)} characters", most, "max_stop_characters")

@@ -15,6 +15,7 @@ from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.chat_request import Message, check_openings, check_template
 from metrale_ray.serve.openai.fields import ListOf, Object, TokenId, nullable
+from metrale_ray.serve.openai.inner_fields import MESSAGE, TOOL, Known
 from metrale_ray.serve.openai.request import Request, parse
 from metrale_ray.serve.openai.tool_fields import Tool, check_tools
 
@@ -34,6 +35,7 @@ class TokenizeRequest(Request):
     model_config = ConfigDict(json_schema_extra=_one_text)
 
     most_items: ClassVar[Mapping[str, str]] = {"messages": "max_messages", "tools": "max_tools"}
+    parts: ClassVar[Mapping[str, Known]] = {"messages": MESSAGE, "tools": TOOL}
 
     model: str | None = Field(None, description="The model's name. May be left out where one model is served.")
     prompt: str | None = Field(None, description="The text.")

@@ -86,7 +86,7 @@ def check_tools(tools: Sequence[Tool], tool_choice: str | Object | None, limits:
     """Raise ApiError where a choice has no tool, two tools one name, or a schema is too large."""
     names = [tool["function"]["name"] for tool in tools]
     for index, tool in enumerate(tools):
-        param = f"tools.{index}.function"
+        param = f"tools[{index}].function"
         if names.index(names[index]) != index:
             raise bad_request(f"{param}.name is {shown(names[index])} a second time; rename one", param=f"{param}.name")
         check_size(f"{param}.parameters", tool["function"].get("parameters") or {}, limits)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Fields that are not used: known ones that are not supported yet, and those that nobody knows.
 
-Rules. A field that we know and do not support is refused by name, unless its value asks for nothing. A field that
-nobody knows is ignored and listed, or refused where the service is strict. Names come from clients, so what is listed
+Rules. A field that we know and do not support is refused by name, unless its value asks for nothing, or for something
+that changes nothing of what is right. A field that nobody knows is ignored and listed, or refused where the service is
+strict, at whatever depth (`inner_fields`). Names come from clients, so what is listed
 is short and plain.
 """
 
@@ -21,10 +22,14 @@ MAX_NAME_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A known field. `neutral`: values that ask for nothing, besides null. `instead`: what to do."""
+    """A known field. `neutral`: values that ask for nothing, besides null. `instead`: what to do.
+
+    `ignored`: values that ask for something which an answer is right without; they are taken, and listed.
+    """
 
     neutral: tuple[Any, ...] = ()
     instead: str = "Leave it out."
+    ignored: tuple[Any, ...] = ()
 
 
 NOT_ANYWHERE: dict[str, Unsupported] = {
@@ -53,7 +58,7 @@ NOT_ANYWHERE: dict[str, Unsupported] = {
     "dry_multiplier": Unsupported((0,), "Use repetition_penalty or frequency_penalty."),
     "n_probs": Unsupported((0,), "Use logprobs."),
     "n_predict": Unsupported((), "Use max_tokens."),
-    "stream_options.include_obfuscation": Unsupported((False,)),
+    "stream_options.include_obfuscation": Unsupported((False,), ignored=(True,)),
     "structured_outputs.structural_tag": Unsupported((), "Use json, regex, choice or grammar."),
     "structured_outputs.whitespace_pattern": Unsupported(),
     "structured_outputs.disable_any_whitespace": Unsupported((False,)),
@@ -66,16 +71,17 @@ def refuse_unsupported(body: Mapping[str, Any], table: Mapping[str, Unsupported]
     """Raise ApiError naming the first field of `body` that is known, not supported, and asks for something."""
     for name, field in table.items():
         value = _at(body, name)
-        if value is not None and not any(_same(value, neutral) for neutral in field.neutral):
+        if value is not None and not any(_same(value, taken) for taken in (*field.neutral, *field.ignored)):
             raise bad_request(f"{name} is not supported. {field.instead}", param=name, code="unsupported_field")
 
 
-def unknown_names(
-    given: Mapping[str, Any], known: Sequence[str], table: Mapping[str, Unsupported], top: str = ""
-) -> list[str]:
-    """The names in `given` that are in neither `known` nor `table`, null ones left out, with `top` before them."""
-    names = (f"{top}{name}" for name, value in given.items() if name not in known and value is not None)
-    return [name for name in names if name not in table]
+def ignored_names(body: Mapping[str, Any], table: Mapping[str, Unsupported]) -> list[str]:
+    """The names of known fields in `body` whose values are taken and have no effect."""
+    return [
+        name
+        for name, field in table.items()
+        if field.ignored and any(_same(_at(body, name), ignored) for ignored in field.ignored)
+    ]
 
 
 def listed(names: Sequence[str]) -> str:

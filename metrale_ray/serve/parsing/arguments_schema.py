@@ -43,7 +43,7 @@ def check_parameters(tools: Tools) -> None:
         given = tool["function"].get("parameters")
         kind = given.get("type", "object") if isinstance(given, Mapping) else "object" if given is None else given
         if kind != "object":
-            param = f"tools.{index}.function.parameters"
+            param = f"tools[{index}].function.parameters"
             raise RequestError(
                 f"{param} must be a JSON schema of an object; its type is {str(kind)[:80]!r}. "
                 'Write {"type": "object", "properties": {...}}',

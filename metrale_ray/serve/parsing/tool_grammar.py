@@ -39,7 +39,7 @@ def tool_grammar(
 
     `parallel`: several calls are allowed, but for a named function, which is called once. `special_ids`: see
     `forms.special_ids`. `answer_schema`: that of an answer without calls, as JSON text of one line; only for "auto".
-    Raises RequestError, with `param` such as "tools.0.function.parameters".
+    Raises RequestError, with `param` such as "tools[0].function.parameters".
     """
     family = form_of(tool_parser, tool_choice)
     if not tools or tool_choice == "none" or family is None:

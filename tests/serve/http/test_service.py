@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -223,7 +224,7 @@ def test_small_bodies_that_order_huge_work_are_refused_by_name_and_a_stream_besi
         for param, huge in HUGE:
             answer = rig.client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1, **huge})
             assert answer.status_code == 400, (param, answer.text[:500])
-            assert str(answer.json()["error"]["param"]).split(".")[0] == param
+            assert re.split(r"[.\[]", str(answer.json()["error"]["param"]))[0] == param
     assert max(turns_s) < MAX_TURN_S
     rig.wait_idle()
     rig.live_probe()

@@ -237,6 +237,8 @@ def test_a_demanded_function_ends_with_stop_and_its_form_is_a_grammar_that_begin
         assert (told["tool_calls"], told["finish_reason"]) == ([{"name": "stop", "arguments": "{}"}], reason)
         shape = asked(Played([text]), tools=TOOLS, tool_choice=tool_choice)
         assert shape is not None
+        for form in ({"response_format": {"type": "json_object"}}, {"guided_regex": "a"}):
+            assert asked(Played([text]), tools=TOOLS, tool_choice=tool_choice, **form) == shape
         assert shape.after is None
         assert "stop" in str(shape.grammar)
     assert asked(Played([text], tool_parser="hermes"), tools=TOOLS) is None
@@ -429,6 +431,26 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent(
     assert (caught.value.status, caught.value.code) == (400, code)
     assert caught.value.param == (param or "messages[0].content[0].type")
     assert played.head.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tools"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ],
+)
+def test_a_form_that_fails_while_it_is_written_is_the_callers_mistake(body: dict[str, Any], param: str) -> None:
+    async def script() -> None:
+        played = Played(["a"])
+        working = asyncio.ensure_future((await start(played, **body)).whole())
+        await settle()
+        played.head.say(0, 0, finish_reason="error", error=("grammar_failed", "it cannot go on"))
+        with pytest.raises(ApiError, match="it cannot go on") as caught:
+            await working
+        assert (caught.value.status, caught.value.code, caught.value.param) == (400, "grammar_failed", param)
+
+    asyncio.run(script())
 
 
 class NoGrammar:

@@ -82,7 +82,7 @@ def test_a_known_field_that_is_not_supported_is_refused_by_name(more: dict[str, 
         ({"messages": None}, "messages", "missing"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": "hi"}, "messages", "must be a list"),
-        ({"messages": [CHAT["messages"][0], "hi"]}, "messages.1", "must be an object"),
+        ({"messages": [CHAT["messages"][0], "hi"]}, "messages[1]", "must be an object"),
         ({"model": 5}, "model", "must be a string"),
         ({"top_logprobs": 2}, "top_logprobs", "set logprobs: true"),
         ({"logprobs": 2}, "logprobs", "true or false"),
@@ -96,17 +96,25 @@ def test_a_known_field_that_is_not_supported_is_refused_by_name(more: dict[str, 
         ({"reasoning_effort": "enormous"}, "reasoning_effort", "'low'"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "both"),
         ({"stop": ""}, "stop", "empty string"),
-        ({"stop": ["a", None]}, "stop.1", "must be a string"),
-        ({"bad_words": [""]}, "bad_words.0", ""),
+        ({"stop": ["a", None]}, "stop[1]", "must be a string"),
+        ({"bad_words": [""]}, "bad_words[0]", ""),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tool_choice": NAMED}, "tool_choice", "no tools"),
-        ({"tools": [TOOL], "tool_choice": "required", "response_format": SCHEMA}, "tool_choice", "form of its own"),
     ],
 )
 def test_what_is_wrong_is_told_of_its_field(more: dict[str, Any], param: str, words: str) -> None:
     error = refused(parse_chat, CHAT | more)
     assert error.param == param
     assert words in error.message
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_is_demanded_wins_over_a_form(choice: Any) -> None:
+    assert chat(tools=[TOOL], tool_choice=choice, response_format=SCHEMA).form is None
+    for free in ("auto", "none", None):
+        form = chat(tools=[TOOL], tool_choice=free, response_format=SCHEMA).form
+        assert form is not None
+        assert form.param == "response_format.json_schema.schema"
 
 
 def test_a_template_comes_from_a_request_only_where_it_is_allowed() -> None:

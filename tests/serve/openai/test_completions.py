@@ -236,6 +236,24 @@ def test_a_refusal_of_the_head_is_an_error_and_no_stream(streams: bool) -> None:
     asyncio.run(script())
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "param"), [("grammar_failed", 400, "guided_regex"), ("bad_logits", 500, None)]
+)
+def test_a_form_that_fails_while_it_is_written_is_the_callers_mistake(
+    code: str, status: int, param: str | None
+) -> None:
+    async def script() -> None:
+        played = played_model()
+        working = asyncio.ensure_future((await start(played, guided_regex="a")).whole())
+        await settle()
+        played.head.say(0, 0, finish_reason="error", error=(code, "it cannot go on"))
+        with pytest.raises(ApiError) as caught:
+            await working
+        assert (caught.value.status, caught.value.code, caught.value.param) == (status, code, param)
+
+    asyncio.run(script())
+
+
 def test_a_failure_after_the_start_is_told_behind_what_came_and_ends_the_stream() -> None:
     async def script() -> None:
         played = played_model()

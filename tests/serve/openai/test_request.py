@@ -20,7 +20,7 @@ from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.openai.chat_request import ChatRequest, parse_chat
 from metrale_ray.serve.openai.completion_request import CompletionRequest, parse_completion
 from metrale_ray.serve.openai.parameters import chat_params, completion_params
-from metrale_ray.serve.openai.request import unknown_fields
+from metrale_ray.serve.openai.request import ignored_fields, unknown_fields
 from tests.serve.openai.bodies import BOTH, CHAT, COMPLETION, SETTINGS, Read, refused
 from tests.serve.openai.served import model
 
@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "top_p": (0, -0.0, 1.0000001, NAN, -1, "1", False),
     "top_k": (-2, 2**32, 1.0, 1.5, "5", True, 10**5000),
     "min_p": (-0.1, 1.1, NAN, "0"),
-    "seed": (-1, 2**64, 10**20, 10**5000, "7", 1.5, 7.0, True),
+    "seed": (-(2**63) - 1, 2**64, 10**20, 10**5000, "7", 1.5, 7.0, True),
     "max_tokens": (-1, 1e9, 2**32, 10**20, "5", True, NAN),
     "min_tokens": (-1, 2**32, "1", 1.0),
     "presence_penalty": (1e308, -1e308, 2.1, NAN, "1"),
@@ -92,7 +92,7 @@ def test_null_is_not_given(read: Read, body: dict[str, Any]) -> None:
         ({"n": 10**6}, "max_n", "n"),
         ({"stop": ["x"] * 500_000}, "max_stop_strings", "stop"),
         ({"stop": [5] * 500_000}, "max_stop_strings", "stop"),
-        ({"stop": "x" * 2**20}, "max_stop_characters", "stop.0"),
+        ({"stop": "x" * 2**20}, "max_stop_characters", "stop[0]"),
         ({"prompt_logprobs": 10**6}, "max_logprobs", "prompt_logprobs"),
         ({"logit_bias": {str(index): 1 for index in range(10**5)}}, "max_logit_biases", "logit_bias"),
         ({"guided_json": {"enum": ["x" * 64] * 1024}}, "max_schema_bytes", "guided_json"),
@@ -161,6 +161,29 @@ def test_unknown_fields_are_listed_and_a_strict_service_refuses_them(read: Read,
     error = refused(read, body | more, ApiSettings(strict=True))
     assert (error.code, error.param) == ("unknown_field", "foo")
     assert all(name in error.message for name in ("foo", "bar", "stream_options.baz"))
+
+
+@BOTH
+@pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (-5, 2**64 - 5), (7, 7)])
+def test_a_negative_seed_is_the_same_as_two_to_the_64th_more(
+    read: Read, body: dict[str, Any], seed: int, used: int
+) -> None:
+    assert _params(read(body | {"seed": seed}, SETTINGS)).seed == used
+
+
+def test_what_is_taken_without_effect_is_listed_and_no_mistake() -> None:
+    more = {"verbosity": "low", "stream": True, "stream_options": {"include_obfuscation": True}, "foo": 1}
+    assert ignored_fields(parse_chat(CHAT | more, SETTINGS)) == [
+        "foo",
+        "stream_options.include_obfuscation",
+        "verbosity",
+    ]
+    del more["foo"]
+    assert unknown_fields(parse_chat(CHAT | more, ApiSettings(strict=True))) == []
+    neutral = {"verbosity": "medium", "stream": True, "stream_options": {"include_obfuscation": False}}
+    assert ignored_fields(parse_chat(CHAT | neutral, SETTINGS)) == []
+    for wrong in ({"verbosity": "loud"}, {"stream": True, "stream_options": {"include_obfuscation": 1}}):
+        assert refused(parse_chat, CHAT | wrong).code == "unsupported_field"
 
 
 def test_a_strict_service_takes_every_known_field() -> None:

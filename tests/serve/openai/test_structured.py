@@ -73,7 +73,7 @@ def test_without_one_there_is_none(read: Read, body: dict[str, Any], more: dict[
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice.1"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"guided_json": 5}, "guided_json"),
         ({"guided_choice": [""]}, "guided_choice"),

@@ -30,7 +30,7 @@ def test_a_prompt_or_messages_are_tokenized() -> None:
         ({**CHAT, "chat_template": "x"}, "chat_template"),
         ({**CHAT, "messages": []}, "messages"),
         ({**CHAT, "messages": [{}] * 5000}, "messages"),
-        ({**CHAT, "tools": [{}]}, "tools.0.type"),
+        ({**CHAT, "tools": [{}]}, "tools[0].type"),
     ],
 )
 def test_what_is_wrong_with_a_tokenize_is_told(body: dict[str, Any], param: str) -> None:
@@ -47,11 +47,11 @@ def test_ids_are_detokenized() -> None:
     [
         (None, "tokens"),
         ("a", "tokens"),
-        ([1, "a"], "tokens.1"),
-        ([True], "tokens.0"),
-        ([1.5], "tokens.0"),
-        ([-1], "tokens.0"),
-        ([2**32], "tokens.0"),
+        ([1, "a"], "tokens[1]"),
+        ([True], "tokens[0]"),
+        ([1.5], "tokens[0]"),
+        ([-1], "tokens[0]"),
+        ([2**32], "tokens[0]"),
     ],
 )
 def test_what_is_no_token_id_is_told_with_its_place(tokens: Any, param: str) -> None:

@@ -11,14 +11,29 @@ from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.openai.chat_request import ChatRequest
 from metrale_ray.serve.openai.completion_request import CompletionRequest
 from metrale_ray.serve.openai.tokenize_request import TokenizeRequest
-from metrale_ray.serve.openai.unknown import MAX_LISTED, Unsupported, listed, refuse_unsupported, unknown_names
+from metrale_ray.serve.openai.unknown import MAX_LISTED, Unsupported, ignored_names, listed, refuse_unsupported
 
-TABLE = {"beam": Unsupported((False, 1.0), "Use n."), "inner.part": Unsupported(("",)), "list": Unsupported(([],))}
+TABLE = {
+    "beam": Unsupported((False, 1.0), "Use n."),
+    "inner.part": Unsupported(("",)),
+    "list": Unsupported(([],)),
+    "tone": Unsupported(("even",), ignored=("loud",)),
+    "inner.tone": Unsupported((), ignored=(True,)),
+}
 
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"beam": False}, {"beam": 1}, {"beam": None}, {"inner": {"part": ""}}, {"inner": 5}, {"list": []}],
+    [
+        {},
+        {"beam": False},
+        {"beam": 1},
+        {"beam": None},
+        {"inner": {"part": ""}},
+        {"inner": 5},
+        {"list": []},
+        {"tone": "loud"},
+    ],
 )
 def test_what_asks_for_nothing_is_taken(body: dict[str, Any]) -> None:
     refuse_unsupported(body, TABLE)
@@ -33,6 +48,8 @@ def test_what_asks_for_nothing_is_taken(body: dict[str, Any]) -> None:
         ({"beam": "x"}, "beam"),
         ({"inner": {"part": "x"}}, "inner.part"),
         ({"list": [1]}, "list"),
+        ({"tone": "shrill"}, "tone"),
+        ({"inner": {"tone": 1}}, "inner.tone"),
     ],
 )
 def test_what_asks_for_more_is_refused_by_name(body: dict[str, Any], name: str) -> None:
@@ -41,10 +58,9 @@ def test_what_asks_for_more_is_refused_by_name(body: dict[str, Any], name: str) 
     assert (caught.value.status, caught.value.param) == (400, name)
 
 
-def test_unknown_names_are_those_in_no_table() -> None:
-    given = {"beam": False, "n": 1, "x": 1, "y": None, "inner": 1}
-    assert unknown_names(given, ("n",), TABLE) == ["x", "inner"]
-    assert unknown_names({"part": "", "other": 1}, (), TABLE, "inner.") == ["inner.other"]
+def test_what_is_taken_without_effect_is_told_and_what_asks_for_nothing_is_not() -> None:
+    assert ignored_names({"tone": "loud", "inner": {"tone": True}, "beam": False}, TABLE) == ["tone", "inner.tone"]
+    assert ignored_names({"tone": "even", "inner": {"tone": None}, "n": "loud"}, TABLE) == []
 
 
 def test_names_are_listed_as_a_short_plain_line() -> None:
@@ -64,7 +80,7 @@ def test_no_field_is_both_supported_and_not(kind: type[ChatRequest]) -> None:
     tops = {name for name in kind.unsupported if "." not in name}
     assert not tops & kind.model_fields.keys()
     for part, known in kind.parts.items():
-        assert not {f"{part}.{name}" for name in known} & kind.unsupported.keys()
+        assert not {f"{part}.{name}" for name in known.names} & kind.unsupported.keys()
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest])

@@ -282,7 +282,7 @@ def test_parameters_that_are_no_object_are_refused_by_their_place(parameters: An
     for choice in ("required", "auto", {"type": "function", "function": {"name": "now"}}):
         with pytest.raises(RequestError, match="must be a JSON schema of an object") as refusal:
             tool_grammar(tools, choice, "hermes")
-        assert refusal.value.param == "tools.1.function.parameters"
+        assert refusal.value.param == "tools[1].function.parameters"
 
 
 def test_schemas_that_are_too_large_together_are_refused() -> None:
