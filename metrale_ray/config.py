@@ -42,6 +42,7 @@ SIZE_UNITS = dict(
         strict=True,
     )
 )
+QUOTED = re.compile(r"'([^']*)'")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
 KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL", "METRALE_API_KEY", "METRALE_ADMIN_KEY")
@@ -200,7 +201,7 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, whatever its names are. An error names the file."""
+    """The mapping in a YAML file, whatever its names are. An error names the file and shows nothing of its text."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -209,11 +210,23 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration file {path} is not UTF-8 text: {error}") from error
     try:
         values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError is for such as a date that there is not
+        raise ConfigError(f"{path} is not valid YAML: {_without_text(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a mapping of settings to values, not a {type(values).__name__}")
     return values
+
+
+def _without_text(error: yaml.YAMLError | ValueError) -> str:
+    """What is wrong and where, without the line it is in and the words it quotes: they may be keys."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    told = QUOTED.sub(_without_word, problem or str(error).partition("\n")[0])
+    return told if mark is None else f"{told} (line {mark.line + 1}, column {mark.column + 1})"
+
+
+def _without_word(quoted: re.Match[str]) -> str:
+    is_sign = len(quoted[1]) <= 1 or quoted[1].startswith("<")  # such as ',' and '<stream end>'
+    return quoted[0] if is_sign else "what is there"
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:

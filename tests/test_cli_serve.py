@@ -43,7 +43,7 @@ def test_the_help_shows_every_flag_with_its_default(capsys: pytest.CaptureFixtur
         (["m", "--model", "m"], "the model is given twice"),
         (["m", "--max-n", "65"], "max_n is 65; the engine allows at most 64"),
         (["m", "--port", "70000"], "port is 70000"),
-        (["m", "--api-key", "short"], "a key of 5 characters was given"),
+        (["m", "--api-key", "short"], "key 1 of 1 in api_key has 5 characters"),
         (["m", "--tool-parser", "gemma"], "tool_parser is 'gemma'"),
         (["m", "--ep-size", "0"], "ep_size is 0"),
         (["m", "--chat-template", "nowhere.jinja"], "chat_template is 'nowhere.jinja', which is no file"),

@@ -239,6 +239,28 @@ def test_a_bad_file_is_refused_with_its_path(tmp_path: Path, content: bytes, mes
     assert message in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('model: m\napi_key: "SECRET-KEY\n', "found unexpected end of stream (line 3, column 1)"),
+        ("api_key: [SECRET-KEY, {", "expected the node content, but found '<stream end>' (line 1, column 24)"),
+        ("api_key: [SECRET-KEY\nmodel: m", "expected ',' or ']', but got ':' (line 2, column 6)"),
+        ("api_key: *SECRET-KEY", "found undefined alias what is there (line 1, column 10)"),
+        ("api_key: !SECRET-KEY x", "could not determine a constructor for the tag what is there (line 1, column 10)"),
+        ("api_key: SECRET-KEY\nseen: 2024-13-01", "month must be in 1..12"),
+        ("api_key: SECRET-KEY\x00", "unacceptable character #x0000: special characters are not allowed"),
+    ],
+)
+def test_an_error_in_a_file_says_where_and_shows_no_text_of_it(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(file)
+    assert message in caught.value.message
+    assert "SECRET" not in caught.value.message
+    assert caught.value.__cause__ is None
+
+
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         from_yaml(tmp_path / "none.yaml")

@@ -2,8 +2,8 @@
 """What a service can be told, besides its engines: `ServiceOptions` for all of it, `ModelOptions` for each model.
 
 Rules: names are the flags' names with underscores, the same for the command line, a YAML file and the arguments of a
-Ray Serve application. A key may also be in a file or in the environment, and is never shown. Unknown names are refused
-with the nearest known one.
+Ray Serve application. A key may also be in a file or in the environment, and is never shown: a mistake in one is told
+by where it stands and its type or length. Unknown names are refused with the nearest known one.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class ServiceOptions:
         for name in ("strict", "allow_request_templates"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
-        for key in (*self.api_keys, *self.admin_keys):
-            _check_key(key)
+        for name in ("api_keys", "admin_keys"):
+            for number, key in enumerate(getattr(self, name), start=1):
+                _check_key(f"key {number} of {name}", key)
         if set(self.api_keys) & set(self.admin_keys):
             raise ConfigError("a key is both an API key and an admin key; choose another one for the admin routes")
 
@@ -144,8 +145,8 @@ def service_options(values: Mapping[str, Any], environment: Mapping[str, str]) -
     plain = ("host", "port", "strict", "allow_request_templates", "drain_timeout_s", "progress_timeout_s")
     return ServiceOptions(
         **{name: own[name] for name in plain if name in own},
-        api_keys=_keys("api_key", own, environment.get(API_KEY_VARIABLE)),
-        admin_keys=_keys("admin_key", own, environment.get(ADMIN_KEY_VARIABLE)),
+        api_keys=_keys("api_key", own, API_KEY_VARIABLE, environment),
+        admin_keys=_keys("admin_key", own, ADMIN_KEY_VARIABLE, environment),
         open_paths=_texts("open_path", own.get("open_path")),
         cors_origins=_texts("cors_origin", own.get("cors_origin")),
         limits=ServeLimits(**limits),
@@ -212,29 +213,57 @@ def _or_none(value: Any) -> Any:
     return None if value == NONE else value
 
 
-def _keys(name: str, own: Mapping[str, Any], in_environment: str | None) -> tuple[str, ...]:
+def _keys(name: str, own: Mapping[str, Any], variable: str, environment: Mapping[str, str]) -> tuple[str, ...]:
     """The keys that were given, those of the file, and the environment's; each once."""
-    given = _texts(name, own.get(name))
+    given = _given_keys(name, own.get(name))
     file = own.get(f"{name}_file")
     in_file = () if file is None else _keys_in(f"{name}_file", file)
-    return tuple(dict.fromkeys([*given, *in_file, *([in_environment] if in_environment else [])]))
+    in_environment = [environment[variable]] if environment.get(variable) else []
+    for key in in_environment:
+        _check_key(f"the key in {variable}", key)
+    return tuple(dict.fromkeys([*given, *in_file, *in_environment]))
 
 
-def _keys_in(name: str, file: Any) -> tuple[str, ...]:
+def _given_keys(name: str, value: object) -> tuple[str, ...]:
+    """One key, or a list of them."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        _check_key(name, value, or_else=", or a list of texts")
+        return (str(value),)
+    for number, key in enumerate(value, start=1):
+        _check_key(f"key {number} of {len(value)} in {name}", key)
+    return tuple(value)
+
+
+def _keys_in(name: str, file: object) -> tuple[str, ...]:
     """One key in each line that is not empty and no comment (#)."""
+    if not isinstance(file, str | Path):
+        raise ConfigError(f"{name} is of type {type(file).__name__}; it must be the path of a file")
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError, TypeError) as error:
-        raise ConfigError(f"{name} is {file!r}, which cannot be read: {error}") from error
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
+        text = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:  # its own text shows what stands there
+        raise ConfigError(f"{name} is {str(file)!r}, which is no UTF-8 text; put one key into each line") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{name} is {str(file)!r}, which cannot be read: {reason}") from error
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), start=1)}
+    keys = {number: line for number, line in lines.items() if line and not line.startswith("#")}
+    for number, key in keys.items():
+        _check_key(f"the key in line {number} of {name}", key)
     if not keys:
-        raise ConfigError(f"{name} is {file!r}, which holds no key; put one into each line")
-    return keys
+        raise ConfigError(f"{name} is {str(file)!r}, which holds no key; put one into each line")
+    return tuple(keys.values())
 
 
-def _check_key(key: str) -> None:
+def _check_key(what: str, key: object, *, or_else: str = "") -> None:
+    """Refuse what is no key, without a word of it: something like a key may stand there."""
+    if not isinstance(key, str):
+        raise ConfigError(
+            f"{what} is of type {type(key).__name__}; it must be a text{or_else}; in YAML, put it in quotes"
+        )
     if not re.fullmatch(r"[\x21-\x7e]+", key) or len(key) < MIN_KEY_CHARACTERS:
         raise ConfigError(
-            f"a key of {len(key)} characters was given; keys have at least {MIN_KEY_CHARACTERS}, all of them visible "
+            f"{what} has {len(key)} characters; a key has at least {MIN_KEY_CHARACTERS}, all of them visible "
             "ASCII. `openssl rand -hex 32` makes a good one"
         )

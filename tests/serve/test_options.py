@@ -69,7 +69,7 @@ def test_no_parser_may_be_asked_for() -> None:
         ({"max_body_bytes": 0}, "max_body_bytes is 0"),
         ({"max_request_s": float("inf")}, "max_request_s is inf; it must be a number of seconds above 0"),
         ({"max_m": 1}, "unknown option 'max_m'; did you mean 'max_n'"),
-        ({"api_key": "short"}, "a key of 5 characters was given"),
+        ({"api_key": "short"}, "api_key has 5 characters; a key has at least 8"),
         ({"api_key": "with a space in it"}, "visible ASCII"),
         ({"api_key": "12345678", "admin_key": "12345678"}, "both an API key and an admin key"),
         ({"open_path": 1}, "open_path is 1"),
@@ -93,6 +93,54 @@ def test_keys_come_from_options_a_file_and_the_environment(tmp_path: Path) -> No
 
 def test_keys_are_not_shown() -> None:
     assert "secret-key" not in repr(service_options({"api_key": "secret-key"}, {}))
+
+
+SECRET = "12345678901"
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (int(SECRET), " is of type int; it must be a text, or a list of texts; in YAML, put it in quotes"),
+        ({SECRET: SECRET}, " is of type dict; it must be a text"),
+        (["key-" + SECRET, int(SECRET)], "key 2 of 2 in {} is of type int; it must be a text"),
+        (("key-" + SECRET, [SECRET]), "key 2 of 2 in {} is of type list; it must be a text"),
+        (["key-" + SECRET, ""], "key 2 of 2 in {} has 0 characters"),
+        (SECRET + " ", "{} has 12 characters; a key has at least 8, all of them visible ASCII"),
+    ],
+)
+def test_a_mistake_in_a_key_is_told_by_its_place_and_never_shows_it(name: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        service_options({name: value}, {})
+    assert message.format(name) in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_a_mistake_in_a_key_of_a_file_or_the_environment_does_not_show_it(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "keys"
+    for data, message in [
+        (f"# mine\nkey-{SECRET}\n\n{SECRET} {SECRET}\n".encode(), f"the key in line 4 of {name}_file has 23 char"),
+        (SECRET.encode() + b"\xff", "which is no UTF-8 text; put one key into each line"),
+    ]:
+        file.write_bytes(data)
+        with pytest.raises(ConfigError) as caught:
+            service_options({f"{name}_file": str(file)}, {})
+        assert message in str(caught.value)
+        assert SECRET not in str(caught.value)
+    with pytest.raises(ConfigError, match=f"{name}_file is of type int; it must be the path of a file"):
+        service_options({f"{name}_file": int(SECRET)}, {})
+    variable = f"METRALE_{name.upper()}"
+    with pytest.raises(ConfigError, match=f"the key in {variable} has 12 characters") as caught:
+        service_options({}, {variable: SECRET + "\n"})
+    assert SECRET not in str(caught.value)
+
+
+def test_keys_that_are_no_texts_are_refused_without_showing_them() -> None:
+    with pytest.raises(ConfigError, match="key 2 of api_keys is of type int") as caught:
+        ServiceOptions(api_keys=("key-" + SECRET, int(SECRET)))  # type: ignore[arg-type]
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", None])
