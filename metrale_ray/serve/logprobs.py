@@ -11,11 +11,14 @@ from metrale_ray.serve.text import Tokenizer
 def logprob_entry(scored: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """The token of the text first, then the most likely ones from rank 1; each token once."""
 
-    def entry(token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
-
-    entries = {scored.token_id: entry(scored.token_id, scored.logprob, scored.rank)}
+    own = scored.token_id
+    text = _no_text if tokenizer is None else tokenizer.token_text
+    entries = {own: Logprob(scored.logprob, scored.rank, text(own))}
     for rank, (token_id, logprob) in enumerate(zip(scored.top_ids, scored.top_logprobs, strict=True), start=1):
-        if token_id != scored.token_id:
-            entries[token_id] = entry(token_id, logprob, rank)
+        if token_id != own:
+            entries[token_id] = Logprob(logprob, rank, text(token_id))
     return entries
+
+
+def _no_text(token_id: int) -> None:
+    return None

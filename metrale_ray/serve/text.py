@@ -36,6 +36,9 @@ class Tokenizer:
         self.byte_token_ids = _byte_token_ids(inner)
         self._silent: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
+        # What others found out about a token, once for each: its bytes, and its name among log probabilities.
+        self.known_bytes: dict[int, list[int]] = {}
+        self.known_names: dict[int, str] = {}
         self._special_ids = _special_ids(inner)
         self._rust = _rust_of(inner)
 
@@ -95,10 +98,11 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, of a special one too; "" for an id that stands for no token."""
-        if token_id not in self._texts:
+        text = self._texts.get(token_id)
+        if text is None:
             known = not self.is_silent(token_id, skip_special_tokens=False)
-            self._texts[token_id] = self.decode([token_id], skip_special_tokens=False) if known else ""
-        return self._texts[token_id]
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False) if known else ""
+        return text
 
     def special_id(self, text: str) -> int | None:
         """The special token whose text is `text`, or None."""

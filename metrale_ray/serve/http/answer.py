@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +21,8 @@ from metrale_ray.serve.http.errors import CLIENT_GONE_STATUS, api_error
 from metrale_ray.serve.http.span import Span
 from metrale_ray.serve.http.visit import visit_of
 from metrale_ray.serve.openai.events import error_event
+from metrale_ray.serve.openai.pace import Pace
+from metrale_ray.serve.openai.written import written
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """A proxy that keeps events back until there are many makes a stream worthless."""
@@ -78,7 +79,7 @@ class Answer(Response):
         async with span:
             started = await self._start()
             if not self._streams:
-                return to_json(await started.whole())
+                return await written(await started.whole(), Pace())
             async with aclosing(started.chunks()) as chunks:
                 async for chunk in chunks:
                     await self._send_part(chunk, send)

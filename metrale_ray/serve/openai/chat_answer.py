@@ -11,6 +11,7 @@ from typing import Any
 from metrale_ray.serve.openai.chat_choice import ChatChoice, ChatShape
 from metrale_ray.serve.openai.generation import Generation, Item
 from metrale_ray.serve.openai.logprobs import prompt_logprobs
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.openai.usage import Usage
 from metrale_ray.serve.parsing.pieces import OutputParser
 from metrale_ray.serve.prompts import PromptRequest
@@ -44,14 +45,15 @@ class ChatWork:
         """Counts before the first token."""
         return Usage(self.generation.num_prompt_tokens)
 
-    def add(self, item: Item, choices: Sequence[ChatChoice], usage: Usage) -> list[ChatChoice]:
+    async def add(self, item: Item, choices: Sequence[ChatChoice], usage: Usage, pace: Pace) -> list[ChatChoice]:
         """Give each choice what is new of it; those that there is something new of, in order."""
         found = []
         for _, delta in item:
             for sequence in delta.sequences:
                 choice = choices[sequence.index]
                 usage.num_reasoning_tokens -= choice.num_reasoning_tokens
-                choice.add(sequence)
+                await choice.add(sequence, pace)
+                await pace.did(len(sequence.token_ids))
                 usage.num_reasoning_tokens += choice.num_reasoning_tokens
                 if self.shape.has_answer:
                     usage.num_completion_tokens += len(sequence.token_ids)
@@ -60,12 +62,12 @@ class ChatWork:
                 found.append(choice)
         return found
 
-    def of_prompt(self, item: Item) -> dict[str, Any]:
+    async def of_prompt(self, item: Item, pace: Pace) -> dict[str, Any]:
         """What the answer's first object tells of the prompt besides; `item` is the first one."""
         told: dict[str, Any] = {}
         if self.prompt_logprobs is not None:
             entries = next((delta.prompt_logprobs for _, delta in item if delta.prompt_logprobs is not None), ())
-            told["prompt_logprobs"] = prompt_logprobs(entries, self.prompt_logprobs)
+            told["prompt_logprobs"] = await prompt_logprobs(entries, self.prompt_logprobs, pace)
         if self.shape.has_token_ids:
             told["prompt_token_ids"] = list(self.request.token_ids)
         return told
@@ -73,11 +75,11 @@ class ChatWork:
 
 async def whole_chat(work: ChatWork) -> dict[str, Any]:
     """OpenAI's object. Raises ApiError. Cancelling it aborts the work."""
-    choices, usage = work.choices(), work.usage()
+    choices, usage, pace = work.choices(), work.usage(), Pace()
     of_prompt: dict[str, Any] | None = None
     async with aclosing(work.generation.items()) as items:
         async for item in items:
-            of_prompt = work.of_prompt(item) if of_prompt is None else of_prompt
-            work.add(item, choices, usage)
+            of_prompt = await work.of_prompt(item, pace) if of_prompt is None else of_prompt
+            await work.add(item, choices, usage, pace)
     told = [choice.message() for choice in choices]
     return {**work.head, "choices": told, "usage": usage.document(), **(of_prompt or {})}

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metrale_ray.serve.deltas import SequenceDelta
-from metrale_ray.serve.openai.logprobs import Entry, chat_logprobs
+from metrale_ray.serve.openai.logprobs import chat_logprobs
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.parsing.pieces import CallDelta, OutputParser, Piece
 from metrale_ray.serve.text import Tokenizer
 
@@ -59,7 +60,7 @@ class _New:
     content: list[str] = field(default_factory=list)
     calls: list[CallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # as they are told, where they are
 
     def add(self, piece: Piece) -> None:
         """Take what a parser gave."""
@@ -84,10 +85,12 @@ class ChatChoice:
         self._num_unsettled = 0  # tokens that are reasoning if some of it comes
         self._new = _New()
 
-    def add(self, new: SequenceDelta) -> None:
-        """Take what is new."""
+    async def add(self, new: SequenceDelta, pace: Pace) -> None:
+        """Take what is new. Nothing else is asked of this meanwhile."""
         if self._shape.has_answer:
             self._read(new)
+            if self._shape.top_logprobs is not None:
+                self._new.logprobs += await chat_logprobs(new.logprobs, self._shape.top_logprobs, self._tokenizer, pace)
         if new.finish_reason is not None:
             self._end(new)
 
@@ -119,7 +122,6 @@ class ChatChoice:
 
     def _read(self, new: SequenceDelta) -> None:
         self._new.token_ids += new.token_ids
-        self._new.entries += new.logprobs
         # One at a time: how many tokens are reasoning must not depend on how many came at once.
         texts = [new.text] if self._is_behind_reasoning else new.texts
         for number, text in enumerate(texts):
@@ -151,8 +153,7 @@ class ChatChoice:
         if new is None:
             return choice
         if self._shape.top_logprobs is not None:
-            told = chat_logprobs(new.entries, self._shape.top_logprobs, self._tokenizer)
-            choice["logprobs"] = {"content": told, "refusal": None}
+            choice["logprobs"] = {"content": new.logprobs, "refusal": None}
         if self._shape.has_token_ids:
             choice["token_ids"] = new.token_ids
         return choice

@@ -8,6 +8,8 @@ from typing import Any
 from metrale_ray.serve.openai.chat_answer import ChatWork
 from metrale_ray.serve.openai.events import event
 from metrale_ray.serve.openai.generation import Item
+from metrale_ray.serve.openai.pace import Pace
+from metrale_ray.serve.openai.written import written_event
 
 
 class ChatChunks:
@@ -17,16 +19,17 @@ class ChatChunks:
         self._work = work
         self._choices = work.choices()
         self._usage = work.usage()
+        self._pace = Pace()
         self._is_first = True
 
-    def of(self, item: Item) -> bytes:
+    async def of(self, item: Item) -> bytes:
         """The events of what is new."""
-        more = self._work.of_prompt(item) if self._is_first else {}
+        more = await self._work.of_prompt(item, self._pace) if self._is_first else {}
         self._is_first = False
         found = []
-        for choice in self._work.add(item, self._choices, self._usage):
+        for choice in await self._work.add(item, self._choices, self._usage, self._pace):
             for told in choice.deltas():
-                found.append(self._event([told], more))
+                found.append(await self._event(told, more))
                 more = {}
         return b"".join(found)
 
@@ -36,8 +39,9 @@ class ChatChunks:
             return b""
         return event({**self._work.head, "choices": [], "usage": self._usage.document()})
 
-    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        chunk = {**self._work.head, "choices": choices, **more}
+    async def _event(self, choice: dict[str, Any], more: dict[str, Any]) -> bytes:
+        chunk = {**self._work.head, "choices": [choice], **more}
         if self._work.include_usage:
             chunk["usage"] = self._usage.document() if self._work.continuous_usage else None
-        return event(chunk)
+        is_short = choice["logprobs"] is None and not more
+        return event(chunk) if is_short else await written_event(chunk, self._pace)

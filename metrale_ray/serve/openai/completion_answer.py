@@ -11,6 +11,8 @@ from typing import Any
 from metrale_ray.serve.openai.completion_choice import CompletionChoice, CompletionShape
 from metrale_ray.serve.openai.generation import Generation, Item
 from metrale_ray.serve.openai.lead import Lead
+from metrale_ray.serve.openai.logprobs import Entry, prompt_logprobs
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.openai.usage import Usage
 from metrale_ray.serve.text import Tokenizer
 
@@ -47,15 +49,18 @@ class CompletionWork:
         """Counts before the first token."""
         return Usage(self.generation.num_prompt_tokens)
 
-    def add(self, item: Item, choices: Sequence[Sequence[CompletionChoice]], usage: Usage) -> list[CompletionChoice]:
+    async def add(
+        self, item: Item, choices: Sequence[Sequence[CompletionChoice]], usage: Usage, pace: Pace
+    ) -> list[CompletionChoice]:
         """Give each choice what is new of it; those that there is something new of, in order."""
         found = []
         for number, delta in item:
             if delta.prompt_logprobs is not None:
-                self.leads[number].entries = delta.prompt_logprobs
+                await self._tell_lead(self.leads[number], delta.prompt_logprobs, pace)
             for sequence in delta.sequences:
                 choice = choices[number][sequence.index]
-                choice.add(sequence)
+                await choice.add(sequence, pace)
+                await pace.did(len(sequence.token_ids))
                 if self.shape.has_answer:
                     usage.num_completion_tokens += len(sequence.token_ids)
                 if choice.finish_reason is not None:
@@ -63,13 +68,21 @@ class CompletionWork:
                 found.append(choice)
         return found
 
+    async def _tell_lead(self, lead: Lead, entries: Sequence[Entry | None], pace: Pace) -> None:
+        """Once for all answers to its prompt."""
+        if self.shape.prompt_logprobs is not None:
+            lead.prompt_logprobs = await prompt_logprobs(entries, self.shape.prompt_logprobs, pace)
+        if self.shape.has_echo and self.shape.logprobs is not None:
+            count, tokenizer = self.shape.logprobs, self.tokenizer
+            await lead.logprobs.add(lead.token_ids, entries, lead.offsets, count, tokenizer, pace)
+
 
 async def whole_completion(work: CompletionWork) -> dict[str, Any]:
     """OpenAI's object. Raises ApiError. Cancelling it aborts the work."""
-    choices, usage = work.choices(), work.usage()
+    choices, usage, pace = work.choices(), work.usage(), Pace()
     async with aclosing(work.generation.items()) as items:
         async for item in items:
-            work.add(item, choices, usage)
+            await work.add(item, choices, usage, pace)
     shown = [choice for each in choices for choice in _best(each, work.num_shown)]
     for index, choice in enumerate(shown):
         choice.index = index

@@ -12,7 +12,8 @@ from typing import Any
 
 from metrale_ray.serve.deltas import SequenceDelta
 from metrale_ray.serve.openai.lead import Lead
-from metrale_ray.serve.openai.logprobs import Entry, completion_logprobs, prompt_logprobs
+from metrale_ray.serve.openai.logprobs import CompletionLogprobs
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.text import Tokenizer
 
 
@@ -37,8 +38,7 @@ class _New:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    entries: list[Entry | None] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)  # where they are told
 
 
 class CompletionChoice:
@@ -56,8 +56,8 @@ class CompletionChoice:
         self._stop_reason: str | int | None = None
         self._new = _New()
 
-    def add(self, new: SequenceDelta) -> None:
-        """Take what is new."""
+    async def add(self, new: SequenceDelta, pace: Pace) -> None:
+        """Take what is new. Nothing else is asked of this meanwhile."""
         self.num_tokens += len(new.token_ids)
         self.total_logprob += sum(
             entry[token_id].logprob for token_id, entry in zip(new.token_ids, new.logprobs, strict=False)
@@ -66,8 +66,7 @@ class CompletionChoice:
         if self._shape.has_answer:
             self._new.texts += new.texts
             self._new.token_ids += new.token_ids
-            self._new.entries += new.logprobs
-            self._new.offsets += [len(self._lead.text) + offset for offset in new.offsets]
+            await self._add_logprobs(new, pace)
         elif new.finish_reason is not None:
             self._finish_reason, self._stop_reason = "length", None
 
@@ -92,11 +91,11 @@ class CompletionChoice:
         """OpenAI's choice object, of all that was added since the last one."""
         new, self._new = self._new, _New()
         is_first, self._is_first = self._is_first, False
-        echoed = self._echo() if is_first and self._shape.has_echo else _New()
+        has_echo = is_first and self._shape.has_echo
         choice: dict[str, Any] = {
             "index": self.index,
-            "text": "".join(echoed.texts + new.texts),
-            "logprobs": self._logprobs(echoed, new),
+            "text": "".join([self._lead.text, *new.texts] if has_echo else new.texts),
+            "logprobs": self._logprobs(new, has_echo=has_echo),
             "finish_reason": self._finish_reason,
             "stop_reason": self._stop_reason,
         }
@@ -104,22 +103,16 @@ class CompletionChoice:
             choice["token_ids"] = new.token_ids
             choice["prompt_token_ids"] = list(self._lead.token_ids) if is_first else None
         if self._shape.prompt_logprobs is not None:
-            told = prompt_logprobs(self._lead.entries, self._shape.prompt_logprobs) if is_first else None
-            choice["prompt_logprobs"] = told
+            choice["prompt_logprobs"] = self._lead.prompt_logprobs if is_first else None
         return choice
 
-    def _echo(self) -> _New:
-        """The prompt as what comes first."""
-        lead = self._lead
-        return _New([lead.text], list(lead.token_ids), list(lead.entries), list(lead.offsets))
-
-    def _logprobs(self, echoed: _New, new: _New) -> dict[str, Any] | None:
+    def _logprobs(self, new: _New, *, has_echo: bool) -> dict[str, Any] | None:
         if self._shape.logprobs is None:
             return None
-        return completion_logprobs(
-            echoed.token_ids + new.token_ids,
-            echoed.entries + new.entries,
-            echoed.offsets + new.offsets,
-            self._shape.logprobs,
-            self._tokenizer,
-        )
+        return new.logprobs.behind(self._lead.logprobs if has_echo else CompletionLogprobs())
+
+    async def _add_logprobs(self, new: SequenceDelta, pace: Pace) -> None:
+        count = self._shape.logprobs
+        if count is not None:
+            offsets = [len(self._lead.text) + offset for offset in new.offsets]
+            await self._new.logprobs.add(new.token_ids, new.logprobs, offsets, count, self._tokenizer, pace)

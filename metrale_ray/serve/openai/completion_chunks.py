@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from metrale_ray.serve.openai.completion_answer import CompletionWork
+from metrale_ray.serve.openai.completion_choice import CompletionChoice
 from metrale_ray.serve.openai.events import event
 from metrale_ray.serve.openai.generation import Item
+from metrale_ray.serve.openai.pace import Pace
+from metrale_ray.serve.openai.written import written_event
 
 
 class CompletionChunks:
@@ -17,11 +18,12 @@ class CompletionChunks:
         self._work = work
         self._choices = work.choices()
         self._usage = work.usage()
+        self._pace = Pace()
 
-    def of(self, item: Item) -> bytes:
+    async def of(self, item: Item) -> bytes:
         """The events of what is new."""
-        choices = self._work.add(item, self._choices, self._usage)
-        return b"".join(self._event([choice.take()]) for choice in choices if not choice.is_empty)
+        choices = await self._work.add(item, self._choices, self._usage, self._pace)
+        return b"".join([await self._event(choice) for choice in choices if not choice.is_empty])
 
     def end(self) -> bytes:
         """The event with what the call took, where it is wanted."""
@@ -29,8 +31,10 @@ class CompletionChunks:
             return b""
         return event({**self._work.head, "choices": [], "usage": self._usage.document()})
 
-    def _event(self, choices: list[dict[str, Any]]) -> bytes:
-        chunk = {**self._work.head, "choices": choices}
+    async def _event(self, choice: CompletionChoice) -> bytes:
+        told = choice.take()
+        chunk = {**self._work.head, "choices": [told]}
         if self._work.include_usage:
             chunk["usage"] = self._usage.document() if self._work.continuous_usage else None
-        return event(chunk)
+        is_short = told["logprobs"] is None and told.get("prompt_logprobs") is None
+        return event(chunk) if is_short else await written_event(chunk, self._pace)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from metrale_ray.serve.openai.logprobs import Entry, text_offsets
+from metrale_ray.serve.openai.logprobs import CompletionLogprobs, text_offsets
 from metrale_ray.serve.prompts import PromptRequest
 from metrale_ray.serve.text import Tokenizer
 
@@ -16,13 +17,15 @@ from metrale_ray.serve.text import Tokenizer
 class Lead:
     """One prompt. `text` and `offsets` are empty without echo, the latter without log probabilities too.
 
-    `entries`: what the engine told of the prompt's tokens, once it did.
+    `logprobs`, with echo, and `prompt_logprobs`: what the engine told of the prompt's tokens, once it did. All answers
+    to the prompt share them.
     """
 
     token_ids: tuple[int, ...]
     text: str = ""
     offsets: Sequence[int] = ()
-    entries: Sequence[Entry | None] = ()
+    logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] = field(default_factory=list)
 
 
 async def echoing(request: PromptRequest, tokenizer: Tokenizer | None, *, is_scored: bool) -> Lead:

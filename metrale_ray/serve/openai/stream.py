@@ -19,7 +19,7 @@ from metrale_ray.serve.openai.generation import Generation, Item
 class Chunks(Protocol):
     """Writes the chunks of one answer."""
 
-    def of(self, item: Item) -> bytes:
+    async def of(self, item: Item) -> bytes:
         """The events of what is new; b"" where there is nothing to show yet."""
         ...
 
@@ -34,7 +34,7 @@ async def streamed(generation: Generation, chunks: Chunks) -> AsyncGenerator[byt
     async with aclosing(generation.items()) as items:
         try:
             async for item in items:
-                data = chunks.of(item)
+                data = await chunks.of(item)
                 if data:
                     yield data
                     has_started = True

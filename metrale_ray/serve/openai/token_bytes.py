@@ -16,6 +16,14 @@ from metrale_ray.serve.text import REPLACEMENT, Tokenizer
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+def token_byte_values(tokenizer: Tokenizer, token_id: int) -> list[int]:
+    """The bytes as JSON has them, looked up once for each token. The list is shared: nobody changes it."""
+    found = tokenizer.known_bytes.get(token_id)
+    if found is None:
+        found = tokenizer.known_bytes[token_id] = list(token_bytes(tokenizer, token_id))
+    return found
+
+
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     """The bytes of `token_id`; none for an id that stands for no token."""
     text = tokenizer.token_text(token_id)
