@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`Access`: the outermost middleware: a request's id, its line in the log, its figures, and the last catch.
+"""`Access`: the outermost middleware: a request's id, its line in the log and its figures.
 
 Rules: one line for each request, with its id, what was asked, what came of it and how much; never a body, a query, a
-header or a key. Probes that went well are for debugging only. The id goes back with every answer. What breaks below is
-a 500 in OpenAI's shape. Anything but HTTP is turned away.
+header or a key. Probes are for debugging only: what they find out is logged where it changes (`routes_health`). The id
+goes back with every answer. Anything but HTTP is turned away.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from metrale_ray.serve.http.errors import CLIENT_GONE_STATUS, error_response, unforeseen
+from metrale_ray.serve.http.errors import CLIENT_GONE_STATUS
 from metrale_ray.serve.http.metering import HttpMetrics
 from metrale_ray.serve.http.settings import LIVE_PATH
 from metrale_ray.serve.http.visit import Visit, begin_visit
@@ -27,7 +27,7 @@ MAX_PATH_CHARACTERS = 200
 ID_HEADER = "x-request-id"
 OTHER_ROUTE = "other"
 PROBED_ROUTES = (LIVE_PATH, "/health", "/health/ready", "/health/progress", "/metrics")
-"""Asked every few seconds by machines: a line for each that went well would hide the others."""
+"""Asked every second by machines: a line for each would hide the others."""
 
 
 class Access:
@@ -52,27 +52,17 @@ class Access:
         visit = begin_visit(scope, Headers(scope=scope).get(ID_HEADER))
         self._metrics.http_began()
         try:
-            await self._pass(visit, scope, receive, _with_id(visit, send))
+            await self._app(scope, receive, _with_id(visit, send))
         finally:
             visit.route = getattr(scope.get("route"), "path", None)
             self._note(visit, scope, self._clock() - began_s)
-
-    async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except Exception as error:
-            failure = unforeseen(error, visit.request_id)
-            if visit.status is not None:  # too late for another answer: the server cuts the connection
-                visit.error_code = failure.code
-                raise
-            await error_response(failure, scope)(scope, receive, send)
 
     def _note(self, visit: Visit, scope: Scope, duration_s: float) -> None:
         status = CLIENT_GONE_STATUS if visit.status is None else visit.status
         self._metrics.http_ended(visit.route or OTHER_ROUTE, status, duration_s)
         if visit.error_code is not None:
             self._metrics.rejected(visit.error_code)
-        is_probe = visit.route in PROBED_ROUTES and status == 200
+        is_probe = visit.route in PROBED_ROUTES
         log.log(
             logging.DEBUG if is_probe else logging.INFO,
             "%s %s %d %s in %.3f s, %d prompt tokens, %d tokens, request %s",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`create_app`: the FastAPI app of a service.
 
-From the outside in: `access` (id, log, last catch), CORS where origins are listed (a browser's question before a
-request carries no key), `auth`, `turnstile`, the router. Nothing is read of a body before its route is known and the
-key was right.
+From the outside in: `access` (id, log), CORS where origins are listed (a browser's question before a request carries no
+key, and a failure is for it to read too), `last_catch`, `auth`, `turnstile`, the router. Nothing is read of a body
+before its route is known and the key was right.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from metrale_ray.serve.http.auth import KeyCheck
 from metrale_ray.serve.http.drain import Drain
 from metrale_ray.serve.http.errors import add_handlers
 from metrale_ray.serve.http.headers import IGNORED_HEADER
+from metrale_ray.serve.http.last_catch import LastCatch
 from metrale_ray.serve.http.metering import HttpMetrics
 from metrale_ray.serve.http.routes_generation import GENERATION_BODIES, add_generation_routes
 from metrale_ray.serve.http.routes_health import add_health_routes
@@ -80,6 +81,7 @@ def _add_middlewares(app: FastAPI, service: Service) -> None:
     """The last one added is the outermost."""
     app.add_middleware(Turnstile)
     app.add_middleware(KeyCheck, settings=service.settings)
+    app.add_middleware(LastCatch)
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from metrale_ray.serve.backend import Health
 from metrale_ray.serve.http.metering import NoMetrics
 from metrale_ray.serve.http.settings import HttpSettings
 from metrale_ray.serve.http.visit import MAX_ID_CHARACTERS
-from tests.serve.http.asgi import JSON, Header, app_of, ask, plain_app, scope_of
+from tests.serve.http.asgi import JSON, WELL, Header, NoEngine, app_of, ask, model_of, plain_app, scope_of
 
 LOGGER = "metrale_ray.serve.http.access"
 
@@ -91,11 +92,32 @@ def test_a_path_forges_no_line_and_is_cut(caplog: pytest.LogCaptureFixture) -> N
     assert len(message) < 1000
 
 
-def test_probes_that_go_well_are_for_debugging_only(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_well", [True, False])
+def test_probes_are_for_debugging_only_whatever_they_find(caplog: pytest.LogCaptureFixture, is_well: bool) -> None:
+    engine = NoEngine(WELL if is_well else Health(False, "it starts", False, "it hangs"))
+    app = app_of(None, model_of(engine))
     caplog.set_level(logging.INFO, LOGGER)
-    for path in ("/health/live", "/health", "/health/ready", "/health/progress", "/metrics"):
-        assert ask(plain_app(), "GET", path).status == 200
+    statuses = {
+        path: ask(app, "GET", path).status
+        for path in ("/health/live", "/metrics", "/health", "/health/ready", "/health/progress")
+    }
+    assert list(statuses.values()) == ([200] * 5 if is_well else [200, 200, 503, 503, 503])
     assert not caplog.records
+
+
+def test_the_log_has_the_loss_of_readiness_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    engine = NoEngine(Health(False, "it starts", True, ""))
+    app = app_of(None, model_of(engine))
+    caplog.set_level(logging.INFO, "metrale_ray.serve.http")
+    for health in (engine.now, WELL, Health(False, "rank 1 is silent", True, ""), WELL):
+        engine.now = health
+        for path in ("/health/ready", "/health"):
+            ask(app, "GET", path)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "ready"),
+        ("WARNING", "not ready any more: m: rank 1 is silent"),
+        ("INFO", "ready"),
+    ]
 
 
 def test_what_breaks_is_a_500_with_the_id_and_one_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,6 +132,22 @@ def test_what_breaks_is_a_500_with_the_id_and_one_traceback_in_the_log(caplog: p
     assert "id-9" in answer.json["error"]["message"]
     assert "secret" not in answer.json["error"]["message"]
     assert [record.exc_info is not None for record in caplog.records if record.levelno >= logging.ERROR] == [True]
+
+
+def test_a_page_can_read_a_500_too() -> None:
+    app = app_of(HttpSettings(cors_origins=("https://page.example",)))
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise KeyError
+
+    answer = ask(app, "GET", "/broken", [("origin", "https://page.example")])
+    assert (answer.status, answer.code) == (500, "internal_error")
+    assert answer.header("access-control-allow-origin") == "https://page.example"
+    assert answer.header("x-request-id") is not None
+    assert (
+        ask(app, "GET", "/broken", [("origin", "https://other.example")]).header("access-control-allow-origin") is None
+    )
 
 
 def test_what_breaks_within_an_answer_is_raised_so_that_the_server_cuts_it() -> None:
