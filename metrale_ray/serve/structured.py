@@ -4,7 +4,8 @@
 Rules. A text from a stranger is compiled in a process of its own first, within limits of time and memory, as there is
 no other way to stop a compiler, and what ends it must not end a service. What passed lately is known and not looked at
 again. Large texts have another process than small ones, so that they hold up only their like; small ones have two, so
-that one of them that takes long does not hold up the next. Each starts when it is first needed.
+that one of them that takes long does not hold up the next, and one of these takes only short texts. Each starts when it
+is first needed.
 
 Leaves out: what a grammar means (`grammar`), and how the head bounds what it compiles.
 """
@@ -34,8 +35,8 @@ CELL_BYTES = 2 * 2**30
 LARGE_CHARACTERS = 16 * 1024
 """From here on a text may take as long as is allowed, so it is looked at apart from the others."""
 
-NUM_SMALL_CELLS = 2
-"""Processes for small texts. One of them is enough for thousands of usual ones a second."""
+SHORT_CHARACTERS = 4 * 1024
+"""Below it a text is checked in some milliseconds: many longer ones at once may not make it wait."""
 
 MAX_KNOWN = 256
 """Texts that passed lately, some kilobytes each."""
@@ -74,13 +75,12 @@ class GrammarChecks:
 
     def __init__(self, limits: ServeLimits) -> None:
         self._timeout_s = limits.grammar_timeout_s
-        self._small = [Cell(CELL_BYTES, module=MODULE) for _ in range(NUM_SMALL_CELLS)]
-        self._large = Cell(CELL_BYTES, module=MODULE)
+        self._short, self._small, self._large = (Cell(CELL_BYTES, module=MODULE) for _ in range(3))
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def close(self) -> None:
         """End the processes, now. Whoever waits gets an error. Idempotent."""
-        for cell in (*self._small, self._large):
+        for cell in (self._short, self._small, self._large):
             cell.close()
 
     async def checked(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
@@ -112,7 +112,8 @@ class GrammarChecks:
         """What looks at the text: of those that may, the one with the shortest line."""
         if len(text) >= LARGE_CHARACTERS:
             return self._large
-        return min(self._small, key=lambda cell: cell.num_in_line)
+        cells = (self._small, self._short) if len(text) < SHORT_CHARACTERS else (self._small,)
+        return min(cells, key=lambda cell: cell.num_in_line)
 
     async def _reason(self, text: str) -> str:
         """Why it is refused, or nothing."""

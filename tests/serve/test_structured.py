@@ -173,49 +173,53 @@ def test_the_loop_goes_on_while_a_large_text_is_checked(runner: asyncio.Runner, 
 
 def test_a_process_that_was_ended_is_replaced(runner: asyncio.Runner, checks: GrammarChecks) -> None:
     _run(runner, checks.check('start: "first"'))
-    process = checks._small[0]._process
+    process = checks._small._process
     assert process is not None
     process.kill()
     process.wait()
     _run(runner, checks.check('start: "second"'))
 
 
-SLOW = "start: " + " | ".join(f'"{number}" start' for number in range(800))  # small, and takes longer than a small one
+SLOW = "start: " + " | ".join(f'"{number}" start' for number in range(800))  # small, and takes longer than a short one
 
 
-def test_a_small_text_does_not_wait_for_another_one_that_takes_long(
-    runner: asyncio.Runner, checks: GrammarChecks
-) -> None:
-    async def race() -> bool:
-        await asyncio.gather(*(cell.start() for cell in checks._small))
-        slow = asyncio.ensure_future(checks.check(SLOW))
+async def _started(checks: GrammarChecks) -> list[int | None]:
+    cells = (checks._short, checks._small)
+    await asyncio.gather(*(cell.start() for cell in cells))
+    return [cell.pid for cell in cells]
+
+
+def test_a_short_text_waits_for_no_other_one_that_takes_long(runner: asyncio.Runner, checks: GrammarChecks) -> None:
+    async def race(slow: list[str]) -> bool:
+        await _started(checks)
+        ahead = [asyncio.ensure_future(checks.check(text)) for text in slow]
         await asyncio.sleep(0)
-        process = checks._small[0]._process
+        process = checks._small._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)  # so it takes as long as it is let
         try:
-            await checks.check('start: "quick"')
-            is_first = not slow.done()
+            await checks.check(f'start: "quick" | "{len(slow)}"')
+            is_first = not any(one.done() for one in ahead)
         finally:
             process.send_signal(signal.SIGCONT)
-        await slow
+        await asyncio.gather(*ahead)
         return is_first
 
-    assert _run(runner, race())
+    assert _run(runner, race(['start: "short"']))
+    assert _run(runner, race([f'{SLOW} | "{number}"' for number in range(4)]))
 
 
 def test_a_client_that_leaves_takes_no_process_with_it(runner: asyncio.Runner, checks: GrammarChecks) -> None:
     async def leave() -> None:
-        await asyncio.gather(*(cell.start() for cell in checks._small))
-        pids = [cell.pid for cell in checks._small]
-        leaving = [asyncio.ensure_future(checks.check(f'{SLOW} | "{number}"')) for number in range(6)]
+        pids = await _started(checks)
+        leaving = [asyncio.ensure_future(checks.check(f'{SLOW} | "left{number}"')) for number in range(6)]
         for _ in range(3):
             await asyncio.sleep(0)
         for one in leaving:
             one.cancel()
         await asyncio.wait(leaving)
-        await checks.check('start: "next"')
-        assert [cell.pid for cell in checks._small] == pids
+        await checks.check(f'{SLOW} | "next"')
+        assert [checks._short.pid, checks._small.pid] == pids
 
     _run(runner, leave())
 
