@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`metrale-ray serve`: its flags, and what it writes.
 
-Rules: flags win over the YAML file, and the file over the environment, as with the engine's settings. Once the service
-is ready, one line on standard output says where; everything else goes to standard error.
+Rules: flags win over the YAML file, and the file over the environment, as with the engine's settings. Keys are taken
+out of the environment once they are read, before anything is started: Ray's processes and the ranks have no use for
+them. Once the service is ready, one line on standard output says where; everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from metrale_ray.cli_token import use_ray_token
 from metrale_ray.config import read_yaml, warn_unknown_variables
 from metrale_ray.errors import UserError
 from metrale_ray.serve.limits import ServeLimits
-from metrale_ray.serve.options import NONE, ServiceOptions, model_options, service_options, split_options
+from metrale_ray.serve.options import (
+    ADMIN_KEY_VARIABLE,
+    API_KEY_VARIABLE,
+    NONE,
+    ServiceOptions,
+    model_options,
+    service_options,
+    split_options,
+)
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 NEEDED = ("fastapi", "uvicorn", "pydantic", "jiter", "prometheus_client")
@@ -32,13 +41,15 @@ MODEL_FLAGS = (
     Flag(("--tool-parser",), "how calls of tools are read", metavar="none|hermes|mistral|llama3_json"),
     Flag(("--reasoning-parser",), "how reasoning is read", metavar="none|think|think_open"),
 )
+_SHOWN = "a list of processes shows it to everybody on this machine; also "
+_NOT_SHOWN = "no list of processes shows it"
 SERVICE_FLAGS = (
     Flag(("--host",), "address to listen on; 0.0.0.0 for every interface"),
     Flag(("--port",), "port to listen on; 0 for any free one", int),
-    Flag(("--api-key",), "key that clients must send; may be repeated; also METRALE_API_KEY", repeats=True),
-    Flag(("--api-key-file",), "file with one such key in each line", metavar="FILE"),
-    Flag(("--admin-key",), "key of the admin routes; may be repeated; also METRALE_ADMIN_KEY", repeats=True),
-    Flag(("--admin-key-file",), "file with one such key in each line", metavar="FILE"),
+    Flag(("--api-key",), f"key that clients must send; may be repeated; {_SHOWN}METRALE_API_KEY", repeats=True),
+    Flag(("--api-key-file",), f"file with one such key in each line; {_NOT_SHOWN}", metavar="FILE"),
+    Flag(("--admin-key",), f"key of the admin routes; may be repeated; {_SHOWN}METRALE_ADMIN_KEY", repeats=True),
+    Flag(("--admin-key-file",), f"file with one such key in each line; {_NOT_SHOWN}", metavar="FILE"),
     Flag(("--open-path",), "path that needs no key, such as /health/ready; may be repeated", repeats=True),
     Flag(("--cors-origin",), "origin of web pages that may ask; may be repeated", repeats=True),
     Flag(("--strict",), "refuse unknown fields instead of ignoring them", switch=True),
@@ -114,6 +125,7 @@ def _options(given: Mapping[str, Any]) -> tuple[Any, ServiceOptions]:
         flags["model"] = given["model_path"]
     for_model, for_service = split_options({**from_environment(os.environ), **in_file, **flags})
     model, options = model_options(for_model), service_options(for_service, os.environ)
+    _forget_keys()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("metrale_ray").setLevel(model.config.log_level.upper())
     if model.config.log_level == "warning":  # the default: each request is still one line
@@ -125,3 +137,9 @@ def _options(given: Mapping[str, Any]) -> tuple[Any, ServiceOptions]:
             options.host,
         )
     return model, options
+
+
+def _forget_keys() -> None:
+    """What this process starts from now on inherits no keys."""
+    for variable in (API_KEY_VARIABLE, ADMIN_KEY_VARIABLE):
+        os.environ.pop(variable, None)

@@ -33,6 +33,9 @@ def test_the_help_shows_every_flag_with_its_default(capsys: pytest.CaptureFixtur
     for flag in (*LIMIT_FLAGS, *MODEL_FLAGS, *SERVICE_FLAGS, *ENGINE_FLAGS):
         assert flag.names[0] in text
     assert "seconds until a request that is not done has failed (default: 3600.0)" in text
+    for variable in ("METRALE_API_KEY", "METRALE_ADMIN_KEY"):
+        assert f"a list of processes shows it to everybody on this machine; also {variable} (default: none)" in text
+    assert text.count("file with one such key in each line; no list of processes shows it") == 2
     assert "port to listen on; 0 for any free one (default: 8000)" in text
 
 

@@ -122,6 +122,7 @@ def test_it_is_live_before_it_is_ready_and_sigterm_lets_what_runs_finish(model: 
         assert serve.status("/health/progress") == 200  # its start is no hang
         serve.wait_ready()
         assert [rank["rank"] for rank in serve.ranks()] == [0, 1]
+        check_keys_stay_here(serve)
         quick, endless = Stream(serve, 40), Stream(serve, 3900)
         assert quick.began.wait(SOON_S)
         assert endless.began.wait(SOON_S)
@@ -140,6 +141,21 @@ def test_it_is_live_before_it_is_ready_and_sigterm_lets_what_runs_finish(model: 
 
 
 @pytest.mark.nightly
+def check_keys_stay_here(serve: Serve) -> None:
+    """The keys are in the environment of the process that was given them, and of none that it started."""
+    started = {pid: environment for pid in serve.left() if (environment := environment_of(pid))}
+    assert {rank["pid"] for rank in serve.ranks()} <= started.keys()
+    for key in (KEY, ADMIN_KEY):
+        assert [pid for pid, environment in started.items() if key.encode() in environment] == [serve.process.pid]
+
+
+def environment_of(pid: int) -> bytes:
+    """Empty for a process that has just ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
+
+
 def test_a_second_signal_ends_it_at_once(ready: Serve) -> None:
     endless = Stream(ready, 3900)
     assert endless.began.wait(SOON_S)
