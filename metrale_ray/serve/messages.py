@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeGuard
 
 from metrale_ray.errors import RequestError
@@ -57,8 +57,28 @@ def normal_messages(messages: object, max_messages: int) -> list[Message]:
             f"messages has {len(messages)} entries; at most {max_messages} are allowed. Shorten the conversation.",
             param="messages",
         )
+    _check_arguments(messages)
     known_ids: set[str] = set()
     return [_message(f"messages[{index}]", message, known_ids) for index, message in enumerate(messages)]
+
+
+def _check_arguments(messages: Sequence[Any]) -> None:
+    """All arguments together are one more body to be parsed. One that is no JSON hides only what is behind it."""
+    too_much = excess(",".join(_texts_of_arguments(messages)).encode("utf-8", "replace"))
+    if too_much is not None:
+        raise RequestError(
+            f"the arguments of all calls together are JSON that {too_much}. Shorten the conversation.", param="messages"
+        )
+
+
+def _texts_of_arguments(messages: Sequence[Any]) -> Iterator[str]:
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if _is_list(calls) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments
 
 
 def _are_short(messages: Sequence[Any]) -> bool:
@@ -66,13 +86,10 @@ def _are_short(messages: Sequence[Any]) -> bool:
     if len(messages) > LONG_MESSAGES:
         return False
     given = [message for message in messages if isinstance(message, dict)]
-    lists = [part for message in given for part in (message.get("content"), message.get("tool_calls"))]
-    inner = [part for found in lists if _is_list(found) for part in found[: LONG_MESSAGES + 1]]
-    if len(inner) > LONG_MESSAGES:
+    lists = [found for message in given for found in (message.get("content"), message.get("tool_calls"))]
+    if sum(len(found) for found in lists if _is_list(found)) > LONG_MESSAGES:
         return False
-    functions = [part.get("function") for part in inner if isinstance(part, dict)]
-    arguments = [function.get("arguments") for function in functions if isinstance(function, dict)]
-    return sum(len(text) for text in arguments if isinstance(text, str)) <= LONG_CHARACTERS
+    return sum(map(len, _texts_of_arguments(messages))) <= LONG_CHARACTERS
 
 
 def _message(place: str, given: object, known_ids: set[str]) -> Message:
@@ -180,9 +197,6 @@ def _arguments(place: str, given: object) -> Mapping[str, Any]:
         return given
     if not isinstance(given, str):
         _refuse(place, given, "a text that is a JSON object")
-    too_much = excess(given.encode("utf-8", "replace"))
-    if too_much is not None:
-        raise RequestError(f"{place} {too_much}. Shorten the conversation.", param=place)
     try:
         value = json.loads(given, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -19,8 +19,8 @@ from metrale_ray.serve.openai.inner_fields import MESSAGE, TOOL, Known
 from metrale_ray.serve.openai.request import Request, parse
 from metrale_ray.serve.openai.tool_fields import Tool, check_tools
 
-MAX_TOKENS = 2**20
-"""Token ids of one detokenize: the length of the longest models."""
+MAX_TOKENS = 2**19
+"""Token ids of one detokenize. Decoding holds up all threads, for less than 0.1 s then."""
 
 
 def _one_text(schema: dict[str, Any]) -> None:

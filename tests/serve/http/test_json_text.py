@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import time
 from typing import Any
@@ -132,6 +134,29 @@ def test_what_would_hold_up_all_threads_is_refused_before_it_is_parsed() -> None
         began_s = time.thread_time()
         assert "at most" in refusal(data)
         assert time.thread_time() - began_s < 0.2  # 0.02 s; parsing takes a second
+
+
+def test_parsing_does_not_look_for_garbage_on_the_way_and_leaves_the_collector_as_it_was() -> None:
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        seen.append(info["generation"])
+
+    was_on = gc.isenabled()
+    gc.callbacks.append(note)
+    try:
+        for is_on in (True, False):
+            gc.enable() if is_on else gc.disable()
+            for data in (b'{"a": [%s1]}' % (b"[]," * 60_000), b'{"a": [' + b"[]," * 60_000):
+                gc.collect()
+                seen.clear()
+                with contextlib.suppress(ApiError):
+                    parse_object(data, DEPTH)
+                assert len(seen) < 50  # it would be 85 times, and each begins and ends
+                assert gc.isenabled() == is_on
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable() if was_on else gc.disable()
 
 
 def test_the_most_keys_are_taken_and_one_more_is_not() -> None:
