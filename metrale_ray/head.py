@@ -108,9 +108,12 @@ class Head:
         """By which workers and fronts know this process."""
         return self._keys.public
 
-    def allow_front(self, public_key: str) -> None:
-        """Let the front with this key connect. After `listen`, on its loop. Raises StartError for what is no key."""
-        self._fronts.allow(public_key)
+    def allow_front(self, public_key: str, *, is_lasting: bool = False) -> None:
+        """Let the front with this key connect, for good if it is lasting, else see `FrontServer`.
+
+        After `listen`, on its loop. Raises StartError for what is no key.
+        """
+        self._fronts.allow(public_key, is_lasting=is_lasting)
 
     @property
     def front_address(self) -> str:

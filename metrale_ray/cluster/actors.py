@@ -41,11 +41,11 @@ class HeadActor:
         and the head's own public key. `places`: where each rank is, for whoever asks."""
         addresses = await self._head.listen(worker_keys)
         self._head.note_places(places)
-        self._head.allow_front(front_key)
+        self._head.allow_front(front_key, is_lasting=True)  # the driver's own, which is allowed but once
         return addresses, self._head.front_address, self._head.public_key
 
     async def allow_front(self, public_key: str) -> None:
-        """Let one more front connect."""
+        """Let one more front connect; its key is good while it has a session and some minutes after."""
         self._head.allow_front(public_key)
 
     async def serve(self) -> None:

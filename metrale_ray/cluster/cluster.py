@@ -91,7 +91,7 @@ class Cluster:
         return {**numbers, "ranks": self.ranks}
 
     def allow_front(self, public_key: str) -> None:
-        """Let the front with this key connect to the head. Raises EngineDead."""
+        """Let the front with this key connect to the head, now or within some minutes. Raises EngineDead."""
         if not self._is_ready or not ray.is_initialized():
             raise EngineDead(RAY_GONE)
         try:

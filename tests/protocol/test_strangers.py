@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from zmq.utils.monitor import recv_monitor_message
 from metrale_ray.errors import EngineDead, FrameError, LinkLost
 from metrale_ray.protocol.codec import decode_command, decode_reply
 from metrale_ray.protocol.door import Door
+from metrale_ray.protocol.front import server as server_module
+from metrale_ray.protocol.front.allowed_keys import UNUSED_S, AllowedKeys
 from metrale_ray.protocol.front.client import FrontClient
 from metrale_ray.protocol.front.frames import decode_from_front, decode_from_head
 from metrale_ray.protocol.front.messages import Output
-from metrale_ray.protocol.keys import KeyPair, call_with, listen_with, new_keys
+from metrale_ray.protocol.keys import KeyPair, call_with, listen_with, new_keys, raw_key
 from metrale_ray.protocol.zmq_transport import ZmqTransport
 from metrale_ray.sampling.params import SamplingParams
 from tests.protocol import front_rig
@@ -351,6 +354,26 @@ def test_a_front_that_is_allowed_later_comes_in_and_one_that_is_disallowed_leave
             other.say(front_rig.Abort(1))
             assert rig.next_message()[1] == front_rig.Abort(1)
         be_refused(rig, keys)
+
+
+def test_a_fronts_key_is_forgotten_some_time_after_its_session_and_the_drivers_own_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys, now_s = new_keys(), [0.0]
+    rule = AllowedKeys(clock=lambda: now_s[0])
+    monkeypatch.setattr(server_module, "AllowedKeys", lambda: rule)
+    with running() as rig:
+        rig.call(partial(rig.server.allow, front_rig.FRONT_KEYS.public, is_lasting=True))
+        rig.call(rig.server.allow, keys.public)
+        with FrontClient(rig.server.address, keys, front_rig.HEAD_KEYS.public) as client:
+            client.wait_opened(WAIT_S)
+            now_s[0] = UNUSED_S * 2
+            assert rule.is_allowed(raw_key(keys.public))
+        rig.next_gone()
+        now_s[0] = UNUSED_S * 4
+        be_refused(rig, keys)
+        with raw_front(rig.server.address):
+            assert rig.call(lambda: rig.server.num_fronts) == 1
 
 
 def be_refused(rig: Rig, keys: KeyPair) -> None:

@@ -26,6 +26,7 @@ from typing import Any, NewType
 import zmq
 
 from metrale_ray.errors import FrameError, ProtocolError, SessionError
+from metrale_ray.protocol.front.allowed_keys import MAX_FRONTS, AllowedKeys
 from metrale_ray.protocol.front.frames import decode_from_front, encode
 from metrale_ray.protocol.front.messages import (
     BEAT_S,
@@ -55,9 +56,6 @@ log = logging.getLogger(__name__)
 FrontId = NewType("FrontId", int)
 """One session of one front, from 1; never used again."""
 
-MAX_FRONTS = 256
-"""Sessions at one time: a front is a process, not a user."""
-
 TELL_INTERVAL_S = 0.2
 """How often one front is told the figures: what it asks meanwhile is answered together."""
 
@@ -82,7 +80,11 @@ class _Session:
 
 
 class FrontServer:
-    """The sessions of all fronts. All methods but `__init__` belong to the loop that ran `start`."""
+    """The sessions of all fronts. All methods but `__init__` belong to the loop that ran `start`.
+
+    A key that was let in by `allow` is good while it has a session and for 10 minutes after, so that fronts that come
+    and go leave none behind; a lasting one stays good. See `AllowedKeys` for the rule and its bound.
+    """
 
     def __init__(
         self,
@@ -102,8 +104,8 @@ class FrontServer:
 
         Raises ConfigError for a host that means all interfaces.
         """
-        self._allowed: set[bytes] = set()
-        self._router = FrontRouter(host, keys, self._allowed.__contains__)
+        self._allowed = AllowedKeys()
+        self._router = FrontRouter(host, keys, self._allowed.is_allowed)
         self._on_message = on_message
         self._on_gone = on_gone
         self._opened = opened
@@ -155,14 +157,17 @@ class FrontServer:
         assert self._failure is not None  # set before
         return self._failure
 
-    def allow(self, public_key: str) -> None:
-        """Let the front with this key come in, from now on. Raises StartError for a key that is none."""
-        self._allowed.add(raw_key(public_key))
+    def allow(self, public_key: str, *, is_lasting: bool = False) -> None:
+        """Let the front with this key come in from now on, for good if it is lasting.
+
+        Raises StartError for a key that is none.
+        """
+        self._allowed.allow(raw_key(public_key), is_lasting=is_lasting)
 
     def disallow(self, public_key: str) -> None:
         """Let it in no longer, and drop the sessions that it has. Raises StartError for a key that is none."""
         key = raw_key(public_key)
-        self._allowed.discard(key)
+        self._allowed.disallow(key)
         for session in [session for session in self._sessions.values() if session.key == key]:
             self._drop(session, "its key is not allowed any more")
 
@@ -288,7 +293,7 @@ class FrontServer:
     def _open(self, identity: bytes, key: bytes, session: _Session | None, message: Open) -> None:
         if session is not None:
             raise SessionError("a front may say Open once")
-        if key not in self._allowed:
+        if not self._allowed.is_allowed(key):
             raise SessionError("this front's key is not allowed any more")
         if message.version != FRONT_VERSION:
             raise SessionError(f"this front speaks version {message.version}; the head speaks {FRONT_VERSION}")
@@ -300,6 +305,7 @@ class FrontServer:
         outbox = Outbox(self._credit, max_held_bytes=self._max_held_bytes)
         session = _Session(FrontId(next(self._next_ids)), identity, key, outbox)
         self._sessions[identity] = self._front_ids[session.front_id] = session
+        self._allowed.opened(key)
         log.info("front %d opened a session", session.front_id)
         if not self._router.send(identity, encode(self._opened())):
             self._drop(session, _UNREACHABLE)
@@ -359,6 +365,7 @@ class FrontServer:
     def _forget(self, session: _Session) -> None:
         del self._sessions[session.identity]
         del self._front_ids[session.front_id]
+        self._allowed.ended(session.key)
 
 
 def _key_of(frame: zmq.Frame) -> bytes:
