@@ -34,7 +34,8 @@ class Tokenizer:
         self.inner = inner
         self.eos_token_ids = frozenset(eos_token_ids)
         self.byte_token_ids = _byte_token_ids(inner)
-        self._silent: dict[int, bool] = {}
+        # What has been looked up of tokens. Of ids that stand for no token nothing is kept: clients may send any.
+        self._known_ids: set[int] = set()
         self._texts: dict[int, str] = {}
         # What others found out about a token, once for each: its bytes, and its name among log probabilities.
         self.known_bytes: dict[int, list[int]] = {}
@@ -100,8 +101,9 @@ class Tokenizer:
         """The text of one token by itself, of a special one too; "" for an id that stands for no token."""
         text = self._texts.get(token_id)
         if text is None:
-            known = not self.is_silent(token_id, skip_special_tokens=False)
-            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False) if known else ""
+            if self.is_silent(token_id, skip_special_tokens=False):
+                return ""
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
 
     def special_id(self, text: str) -> int | None:
@@ -117,9 +119,12 @@ class Tokenizer:
         """Whether the id has no influence on a decode: it stands for no token, or for a special one that is skipped."""
         if skip_special_tokens and token_id in self._special_ids:
             return True
-        if token_id not in self._silent:
-            self._silent[token_id] = self.inner.convert_ids_to_tokens(token_id) is None
-        return self._silent[token_id]
+        if token_id in self._known_ids:
+            return False
+        if self.inner.convert_ids_to_tokens(token_id) is None:
+            return True
+        self._known_ids.add(token_id)
+        return False
 
 
 def load_tokenizer(path: Path) -> Tokenizer | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -28,12 +28,17 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """A proxy that keeps events back until there are many makes a stream worthless."""
 
 
-class Started(Protocol):
+class Whole(Protocol):
     """A request that is checked and prepared, of which nothing runs yet."""
 
     async def whole(self) -> Mapping[str, Any]:
         """The answer."""
         ...
+
+
+@runtime_checkable
+class Started(Whole, Protocol):
+    """One whose answer may be a stream too."""
 
     def chunks(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream; a refusal of the engine is raised by the first."""
@@ -41,11 +46,14 @@ class Started(Protocol):
 
 
 class Answer(Response):
-    """What a route returns. `start` checks and prepares; `headers` go with an answer that is no error."""
+    """What a route returns. `start` checks and prepares; `headers` go with an answer that is no error.
+
+    With `streams` it is to give a `Started`.
+    """
 
     def __init__(
         self,
-        start: Callable[[], Awaitable[Started]],
+        start: Callable[[], Awaitable[Whole]],
         drain: Drain,
         *,
         streams: bool,
@@ -80,6 +88,7 @@ class Answer(Response):
             started = await self._start()
             if not self._streams:
                 return await written(await started.whole(), Pace())
+            assert isinstance(started, Started)  # whoever wants a stream starts one
             async with aclosing(started.chunks()) as chunks:
                 async for chunk in chunks:
                     await self._send_part(chunk, send)

@@ -35,8 +35,7 @@ _ERROR_SCHEMA: dict[str, Any] = {
         }
     },
 }
-_BODY_STATUSES = (400, 404, 408, 413, 415)
-_WORK_STATUSES = (*_BODY_STATUSES, 429, 500, 503, 504)
+_WORK_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)
 _TEXT_BY_STATUS = {
     400: "The request is wrong",
     401: "A key is missing or wrong",
@@ -73,13 +72,8 @@ def answer(description: str, *, streams: bool = False) -> dict[int | str, dict[s
 
 
 def work_failures() -> dict[int | str, dict[str, Any]]:
-    """Those of a route that asks an engine for tokens."""
+    """Those of a route that has a body, and work to do for it."""
     return failures(*_WORK_STATUSES)
-
-
-def body_failures() -> dict[int | str, dict[str, Any]]:
-    """Those of a route that has a body and asks no engine."""
-    return failures(*_BODY_STATUSES, 500, 503)
 
 
 def describe(app: FastAPI, settings: HttpSettings, models: Sequence[type[BaseModel]]) -> dict[str, Any]:

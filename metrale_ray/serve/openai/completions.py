@@ -7,7 +7,6 @@ gets n answers, at the places prompt * n + answer, and what is wrong with one pr
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -23,10 +22,12 @@ from metrale_ray.serve.openai.completion_chunks import CompletionChunks
 from metrale_ray.serve.openai.completion_request import CompletionRequest, completion_prompts
 from metrale_ray.serve.openai.generation import Generation
 from metrale_ray.serve.openai.lead import Lead, echoing
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.openai.parameters import completion_params, told_to
 from metrale_ray.serve.openai.preparing import prepared
 from metrale_ray.serve.openai.stream import streamed
 from metrale_ray.serve.prompts import CHARACTERS_PER_TOKEN, Prompt, PromptRequest
+from metrale_ray.serve.text_threads import in_text_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ async def _work(call: Call, request: CompletionRequest) -> CompletionWork:
     params = completion_params(request, call.model)
     prompts: Sequence[Prompt] = completion_prompts(request, call.settings)
     if not request.add_special_tokens:
-        prompts = await asyncio.to_thread(_without_special_tokens, call, prompts)
+        given, size = prompts, sum(map(len, prompts))
+        prompts = await in_text_thread(size, lambda: _without_special_tokens(call, given))
     requests = await prepared(call, front, prompts, params, request.priority)
     return CompletionWork(
         Generation(call, front, requests, None if request.form is None else request.form.param),
@@ -95,7 +97,8 @@ async def _leads(call: Call, request: CompletionRequest, requests: Sequence[Prom
     if not request.echo:
         return [Lead(each.token_ids) for each in requests]
     is_scored = request.logprobs is not None
-    return [await echoing(each, call.model.tokenizer, is_scored=is_scored) for each in requests]
+    pace = Pace()
+    return [await echoing(each, call.model.tokenizer, pace, is_scored=is_scored) for each in requests]
 
 
 def _without_special_tokens(call: Call, prompts: Sequence[Prompt]) -> Sequence[Prompt]:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from metrale_ray.serve.openai.decoded import decoded
 from metrale_ray.serve.openai.logprobs import CompletionLogprobs, text_offsets
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.prompts import PromptRequest
 from metrale_ray.serve.text import Tokenizer
 
@@ -28,11 +29,12 @@ class Lead:
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] = field(default_factory=list)
 
 
-async def echoing(request: PromptRequest, tokenizer: Tokenizer | None, *, is_scored: bool) -> Lead:
-    """A prompt that is shown: the text that was given, or that of its token ids."""
-    skips = request.params.skip_special_tokens
+async def echoing(request: PromptRequest, tokenizer: Tokenizer | None, pace: Pace, *, is_scored: bool) -> Lead:
+    """A prompt that is shown: the text that was given, or that of its token ids. Raises RequestError."""
+    token_ids, skips = request.token_ids, request.params.skip_special_tokens
     text = request.text
     if text is None:
-        text = "" if tokenizer is None else await asyncio.to_thread(tokenizer.decode, request.token_ids, skips)
-    offsets = await asyncio.to_thread(text_offsets, request.token_ids, skips, tokenizer) if is_scored else ()
-    return Lead(request.token_ids, text, offsets)
+        text = "" if tokenizer is None else await decoded(token_ids, skips, tokenizer)
+        await pace.did(len(token_ids))
+    offsets = await text_offsets(token_ids, skips, tokenizer, pace) if is_scored else ()
+    return Lead(token_ids, text, offsets)

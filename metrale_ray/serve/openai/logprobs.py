@@ -24,6 +24,9 @@ Told = TypeVar("Told")
 PLACES_AT_ONCE = 64
 """Places that are told in one go, each with at most a hundred or so candidates."""
 
+ITEMS_PER_PUSH = 20
+"""What a detokenizer takes for one token, in items of a `Pace`."""
+
 
 @dataclass(slots=True)
 class CompletionLogprobs:
@@ -80,7 +83,9 @@ async def prompt_logprobs(
     return await _in_turns(entries, lambda entry: None if entry is None else _by_id(entry, count), count, pace)
 
 
-def text_offsets(token_ids: Sequence[int], skip_special_tokens: bool, tokenizer: Tokenizer | None) -> list[int]:
+async def text_offsets(
+    token_ids: Sequence[int], skip_special_tokens: bool, tokenizer: Tokenizer | None, pace: Pace
+) -> list[int]:
     """The characters of text before each token, as far as they are certain then."""
     if tokenizer is None:
         return [0] * len(token_ids)
@@ -89,6 +94,7 @@ def text_offsets(token_ids: Sequence[int], skip_special_tokens: bool, tokenizer:
     for token_id in token_ids:
         offsets.append(num_characters)
         num_characters += len(detokenizer.push([token_id]))
+        await pace.did(ITEMS_PER_PUSH)
     return offsets
 
 

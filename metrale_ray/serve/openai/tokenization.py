@@ -2,24 +2,45 @@
 """`tokenize` and `detokenize`: a model's token ids of a text or a conversation, and back, in vLLM's shapes.
 
 Rules: a conversation goes the same way as in a chat, so that what is counted here is what is computed there. Ids that
-stand for no token have no text. Long work is done off the event loop. No engine is asked.
+stand for no token have no text. Long work is done off the event loop. No engine is asked. A text may be longer than a
+prompt, so that its tokens can be counted, but not by much: it is work that nothing can stop.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
+from metrale_ray.errors import RequestError
 from metrale_ray.serve.backend import ServedModel
 from metrale_ray.serve.failures import bad_request
 from metrale_ray.serve.messages import normal_messages_apart
 from metrale_ray.serve.openai.call import Call
+from metrale_ray.serve.openai.decoded import decoded
+from metrale_ray.serve.openai.pace import Pace
 from metrale_ray.serve.openai.tokenize_request import DetokenizeRequest, TokenizeRequest
-from metrale_ray.serve.templates.tokens import chat_token_ids, text_token_ids
+from metrale_ray.serve.templates.tokens import all_token_ids
 from metrale_ray.serve.text import Tokenizer
 
-SHORT_TOKENS = 1024
-"""So many are decoded on the loop."""
+CHARACTERS_PER_TOKEN = 16
+"""Of max_model_len: several times what a usual text has."""
+
+LEAST_CHARACTERS = 64 * 1024
+"""So much is tokenized for any model."""
+
+TEXTS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTokens:
+    """A request to a tokenizer, of which nothing runs yet. It has no stream."""
+
+    work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer. Raises ApiError and RequestError."""
+        return await self.work()
 
 
 async def tokenize(call: Call, request: TokenizeRequest) -> dict[str, Any]:
@@ -27,22 +48,30 @@ async def tokenize(call: Call, request: TokenizeRequest) -> dict[str, Any]:
     tokenizer = _tokenizer(call.model)
     most = call.model.max_model_len
     if request.prompt is not None:
-        special = request.add_special_tokens is not False
-        token_ids = await text_token_ids(tokenizer, request.prompt, most, add_special_tokens=special)
+        text, special, param = request.prompt, request.add_special_tokens is not False, "prompt"
     else:
-        token_ids = await chat_token_ids(tokenizer, await _laid_out(call, request), most)
-    texts = None
-    if request.return_token_strs:
-        texts = await asyncio.to_thread(_texts, tokenizer, token_ids)
+        text, special, param = await _laid_out(call, request), False, "messages"
+    _check_length(text, most, param)
+    token_ids = await all_token_ids(tokenizer, text, add_special_tokens=special, param=param)
+    texts = await _texts(tokenizer, token_ids) if request.return_token_strs else None
     return {"count": len(token_ids), "max_model_len": most, "tokens": token_ids, "token_strs": texts}
 
 
 async def detokenize(call: Call, request: DetokenizeRequest) -> dict[str, Any]:
     """The text of the ids, special tokens included. Raises ApiError."""
-    tokenizer = _tokenizer(call.model)
-    if len(request.tokens) <= SHORT_TOKENS:
-        return {"prompt": tokenizer.decode(request.tokens, skip_special_tokens=False)}
-    return {"prompt": await asyncio.to_thread(tokenizer.decode, request.tokens, skip_special_tokens=False)}
+    return {"prompt": await decoded(request.tokens, False, _tokenizer(call.model))}
+
+
+def _check_length(text: str, max_model_len: int, param: str) -> None:
+    most = max(max_model_len * CHARACTERS_PER_TOKEN, LEAST_CHARACTERS)
+    if len(text) > most:
+        raise RequestError(
+            f"the text has {len(text)} characters; at most {most} are tokenized here, which is {CHARACTERS_PER_TOKEN} "
+            f"for each token of max_model_len ({max_model_len}), or {LEAST_CHARACTERS} where that is more. Shorten it, "
+            f"or send it in parts.",
+            code="context_length_exceeded",
+            param=param,
+        )
 
 
 def _tokenizer(model: ServedModel) -> Tokenizer:
@@ -66,5 +95,9 @@ async def _laid_out(call: Call, request: TokenizeRequest) -> str:
     )
 
 
-def _texts(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    return [tokenizer.token_text(token_id) for token_id in token_ids]
+async def _texts(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    found, pace = [], Pace()
+    for start in range(0, len(token_ids), TEXTS_AT_ONCE):
+        found += [tokenizer.token_text(token_id) for token_id in token_ids[start : start + TEXTS_AT_ONCE]]
+        await pace.did(TEXTS_AT_ONCE)
+    return found

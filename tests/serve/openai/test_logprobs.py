@@ -91,13 +91,13 @@ def test_as_many_likely_tokens_are_told_as_were_asked_for(count: int) -> None:
 def test_a_place_in_the_text_is_that_of_the_character_a_token_belongs_to() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = ids_of(tokenizer, TEXT)
-    offsets = text_offsets(ids, True, tokenizer)
+    offsets = asyncio.run(text_offsets(ids, True, tokenizer, Pace()))
     assert len(offsets) == len(ids)
     for offset, token_id in zip(offsets, ids, strict=True):
         text = tokenizer.token_text(token_id)
         if "\ufffd" not in text:
             assert TEXT[offset:].startswith(text)
-    assert text_offsets(ids, True, None) == [0] * len(ids)
+    assert asyncio.run(text_offsets(ids, True, None, Pace())) == [0] * len(ids)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "prompt"])
