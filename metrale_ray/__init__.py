@@ -2,8 +2,8 @@
 """Expert-parallel serving of mixture-of-experts language models on Ray.
 
 The public names are `LLM`, `SamplingParams`, `StructuredOutputs` (the form of an answer), `EngineConfig`, `Logprob` (of
-which an answer has one for each candidate that was asked for) and `__version__`. Each is looked up when it is first asked for, so that `import metrale_ray` loads
-neither torch nor Ray.
+which an answer has one for each candidate that was asked for) and `__version__`. Each is looked up when it is first
+asked for, so that `import metrale_ray` loads neither torch nor Ray.
 """
 
 from __future__ import annotations

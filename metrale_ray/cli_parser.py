@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any, NoReturn
 
 import metrale_ray
@@ -84,7 +85,8 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
         "model_path", metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help="checkpoint folder or hub id"
     )
     defaults = service_defaults()
-    _add_group(serve, "service", (*(with_default(flag, defaults) for flag in SERVICE_FLAGS), CONFIG_FLAG))
+    config = dataclasses.replace(CONFIG_FLAG, help="YAML file of these options and engine settings; flags win over it")
+    _add_group(serve, "service", (*(with_default(flag, defaults) for flag in SERVICE_FLAGS), config))
     _add_group(serve, "model", tuple(with_default(flag, defaults) for flag in MODEL_FLAGS))
     _add_group(serve, "limits of a request", tuple(with_default(flag, defaults) for flag in LIMIT_FLAGS))
     _add_group(serve, "engine", tuple(with_default(flag, engine_defaults()) for flag in ENGINE_FLAGS))

@@ -22,6 +22,7 @@ from metrale_ray.config import read_yaml, warn_unknown_variables
 from metrale_ray.errors import UserError
 from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.options import (
+    ACCESS_LOGGER,
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
     NONE,
@@ -33,7 +34,6 @@ from metrale_ray.serve.options import (
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 NEEDED = ("fastapi", "uvicorn", "pydantic", "jiter", "prometheus_client")
-ACCESS_LOGGER = "metrale_ray.serve.http"
 
 MODEL_FLAGS = (
     Flag(("--served-model-name",), "name of the model for clients; may be repeated", repeats=True),
@@ -109,7 +109,7 @@ def serve(given: Mapping[str, Any], answers: TextIO) -> int:
         answers.write(f"serving {', '.join(names)} at {url}/v1\n")
         answers.flush()
 
-    Service(model, options).run(on_ready)
+    Service(model, options, lambda line: print(line, file=sys.stderr)).run(on_ready)
     return 0
 
 

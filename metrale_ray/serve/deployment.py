@@ -41,6 +41,7 @@ from metrale_ray.serve.http.auth import by_digest
 from metrale_ray.serve.loading import hold_grammars, hold_template, http_settings, served_model, template_of
 from metrale_ray.serve.metrics.front_metrics import FrontMetrics
 from metrale_ray.serve.options import (
+    ACCESS_LOGGER,
     ModelOptions,
     ServiceOptions,
     model_options,
@@ -67,7 +68,11 @@ MAX_ONGOING = 4096
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
 START_TRIES = 3
+FIRST_TOKEN_S = 60.0
+"""How long a front that starts waits for its engines, so that whoever waits for the application finds it ready."""
+
 NOT_HERE = ("host", "port")
+REQUEST_ID = b"x-request-id"  # Ray Serve's proxy sends it back by itself
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -231,7 +236,13 @@ def _to_replica() -> Starlette:
     """The app that Ray Serve is given: whatever comes is the replica's own app's, which is made when it starts."""
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
-        await serve.get_replica_context().servable_object.http_app(scope, receive, send)
+        async def send_without_id(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(name, value) for name, value in message["headers"] if name.lower() != REQUEST_ID]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await serve.get_replica_context().servable_object.http_app(scope, receive, send_without_id)
 
     return Starlette(routes=[Mount("", app=http)])
 
@@ -244,7 +255,7 @@ def _to_replica() -> Starlette:
 )
 @serve.ingress(_to_replica)
 class Front:
-    """The HTTP app of all models. It is live at once, and ready when every engine is."""
+    """The HTTP app of all models, ready when every engine is."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, models: Sequence[Mapping[str, Any]], service: Mapping[str, Any], engines: Sequence[Any]
@@ -267,6 +278,13 @@ class Front:
         self.http_app = create_app(served, http_settings(options), FrontMetrics())
         if not options.api_keys:
             log.warning("there is no key: whoever reaches Ray Serve's proxy may use this service")
+        await self._wait_engines(served)
+
+    async def _wait_engines(self, served: Sequence[ServedModel]) -> None:
+        """Until each engine is ready for this front, or for a while."""
+        deadline = time.monotonic() + FIRST_TOKEN_S
+        while time.monotonic() < deadline and not all(model.backend.health().is_ready for model in served):
+            await asyncio.sleep(LOOK_S)
 
     async def check_health(self) -> None:
         """Raises StartError when a part of this replica has stopped working; Ray Serve then makes another one."""
@@ -304,5 +322,9 @@ def _log_state(state: HeadState) -> None:
 
 
 def _log_to_stderr(options: ModelOptions) -> None:
-    """Ray Serve keeps each replica's stderr in its log files."""
-    logging.getLogger("metrale_ray").setLevel(options.config.log_level.upper())
+    """Ray Serve keeps each replica's stderr in its log files: one line for each request, as alone."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    level = options.config.log_level
+    logging.getLogger("metrale_ray").setLevel(level.upper())
+    if level == "warning":
+        logging.getLogger(ACCESS_LOGGER).setLevel(logging.INFO)

@@ -24,6 +24,9 @@ from metrale_ray.errors import ConfigError
 from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.parsing.names import REASONING_PARSERS, TOOL_PARSERS
 
+ACCESS_LOGGER = "metrale_ray.serve.http"
+"""Writes one line for each request."""
+
 API_KEY_VARIABLE = "METRALE_API_KEY"
 ADMIN_KEY_VARIABLE = "METRALE_ADMIN_KEY"
 MIN_KEY_CHARACTERS = 8

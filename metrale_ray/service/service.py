@@ -45,11 +45,17 @@ OnReady = Callable[[str, tuple[str, ...], list[dict[str, Any]]], None]
 
 
 class Service:
-    """Make it, and `run` it once, in the main thread. `on_ready` gets the URL, the model's names and the ranks."""
+    """Make it, and `run` it once, in the main thread. `on_ready` gets the URL, the model's names and the ranks.
 
-    def __init__(self, model: ModelOptions, options: ServiceOptions) -> None:
+    `tell` gets a line for people while it ends, which takes a moment.
+    """
+
+    def __init__(
+        self, model: ModelOptions, options: ServiceOptions, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._model = model
         self._options = options
+        self._tell = tell
         self._address: concurrent.futures.Future[EngineAddress] = concurrent.futures.Future()
         self._death: EngineDead | None = None
         self._stopping = Stopping()
@@ -93,6 +99,7 @@ class Service:
                     on_ready(_url(listener), served.names, cluster.ranks)
                 self._wait_end(server, link)
                 self._end(server, app)
+                self._tell("everybody has had an answer; the engine ends")
 
     async def _find(self) -> EngineAddress:
         """Where the engine is, once it has started; there is never another one."""

@@ -144,7 +144,7 @@ _GAUGES: tuple[Family, ...] = (
     ("num_requests_waiting", "Sequences that have none yet.", (), _plain, "waiting"),
     ("kv_cache_usage_perc", "The share of the KV cache's blocks that is in use, from 0 to 1.", (), _cache_use, "cache"),
     ("engine_phase", "1 for the phase that the engine is in.", ("phase",), _phase, "phase"),
-    ("engine_epoch", "Which life of the group of ranks this is.", (), _plain, "epoch"),
+    ("engine_epoch", "Which life of the group of ranks this is, under its head.", (), _plain, "epoch"),
     ("engine_has_work", "Whether a sequence waits or runs, or a command is under way.", (), _plain, "has_work"),
     (
         "engine_progress_age_seconds",
@@ -154,7 +154,13 @@ _GAUGES: tuple[Family, ...] = (
         "progress_age_s",
     ),
     ("engine_uptime_seconds", "Seconds since the head was started.", (), _plain, "uptime_s"),
-    ("engine_fronts", "Fronts that have a session with the head.", (), _plain, "fronts"),
+    (
+        "engine_fronts",
+        "Sessions with the head: the fronts, and on Ray Serve the owner of the engine.",
+        (),
+        _plain,
+        "fronts",
+    ),
     ("rank_state", "1 for the state that a rank is in.", ("rank", "state"), _rank_states, "state"),
     (
         "rank_last_lag_seconds",
