@@ -31,6 +31,7 @@ LEVELS = {
     "errors": 0,
     "baton": 0,
     "process_end": 0,
+    "process_memory": 0,
     "termination": 0,
     "protocol.session": 1,
     "protocol.codec": 1,

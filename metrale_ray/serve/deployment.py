@@ -33,6 +33,7 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, EngineDead, MetraleError, StartError
 from metrale_ray.head import HeadState
 from metrale_ray.model_files import open_model
+from metrale_ray.process_memory import forget_start
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.serve.backend import ServedModel
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
@@ -279,6 +280,7 @@ class Front:
         if not options.api_keys:
             log.warning("there is no key: whoever reaches Ray Serve's proxy may use this service")
         await self._wait_engines(served)
+        forget_start()
 
     async def _wait_engines(self, served: Sequence[ServedModel]) -> None:
         """Until each engine is ready for this front, or for a while."""

@@ -21,6 +21,7 @@ from metrale_ray.cluster import Cluster
 from metrale_ray.errors import EngineDead, StartError
 from metrale_ray.model_files import open_model
 from metrale_ray.progress import LoadProgress
+from metrale_ray.process_memory import forget_start
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
 from metrale_ray.serve.loading import hold_grammars, hold_template, http_settings, served_model, template_of
@@ -96,6 +97,7 @@ class Service:
             with self._stopping.handled():
                 self._wait_ready(server, link)
                 if not self._is_over(server):
+                    forget_start()
                     on_ready(_url(listener), served.names, cluster.ranks)
                 self._wait_end(server, link)
                 self._end(server, app)
