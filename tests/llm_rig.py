@@ -13,7 +13,7 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import Opened, Output, RequestHandle
 from metrale_ray.protocol.front.messages import Abort, Finish
-from metrale_ray.sampling.token_params import TokenParams
+from metrale_ray.protocol.front.params_map import PackedParams
 from tests.fixtures.tiny import VOCAB_SIZE
 
 SOON_S = 10.0  # ten times what a busy machine takes
@@ -72,8 +72,8 @@ class PlayedClient:
     def wait_opened(self, timeout_s: float) -> Opened:
         return Opened(100, VOCAB_SIZE, 1)
 
-    def submit(self, token_ids: Sequence[int], params: TokenParams, **more: Any) -> RequestHandle:
-        handle = RequestHandle(len(self.handles), self._hear, params.n)
+    def submit(self, token_ids: Sequence[int], params: PackedParams, **more: Any) -> RequestHandle:
+        handle = RequestHandle(len(self.handles), self._hear, params.params.n)
         self.handles.append(handle)
         self.on_submit(handle)
         self.submitted.set()

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from metrale_ray.errors import RequestError
 from metrale_ray.protocol.front import Opened
 from metrale_ray.protocol.front.messages import MAX_TIMEOUT_S
+from metrale_ray.protocol.front.params_map import PackedParams
 from metrale_ray.protocol.limits import I32_MAX, I32_MIN
 from metrale_ray.sampling import checks
 from metrale_ray.sampling.params import SamplingParams
@@ -46,7 +47,7 @@ class PromptRequest:
     text: str | None
     token_ids: tuple[int, ...]
     params: SamplingParams
-    sent: TokenParams
+    sent: PackedParams
     stops: StopAutomaton
     priority: int = 0
     timeout_s: float | None = None
@@ -95,13 +96,13 @@ class Preparation:
 
     def _all_ready(
         self, all_params: Sequence[SamplingParams], *, are_many: bool
-    ) -> dict[int, tuple[TokenParams, StopAutomaton]]:
+    ) -> dict[int, tuple[PackedParams, StopAutomaton]]:
         """What is made of each, by identity: most calls give the same parameters to all prompts."""
-        ready: dict[int, tuple[TokenParams, StopAutomaton]] = {}
+        ready: dict[int, tuple[PackedParams, StopAutomaton]] = {}
         for index, params in enumerate(all_params):
             if id(params) not in ready:
                 with _named(index, are_many=are_many):
-                    ready[id(params)] = self._sent(params), StopAutomaton(params.stop)
+                    ready[id(params)] = PackedParams(self._sent(params)), StopAutomaton(params.stop)
         return ready
 
     def _sent(self, params: SamplingParams) -> TokenParams:

@@ -21,10 +21,13 @@ import zmq
 
 from metrale_ray.errors import EngineDead, RequestError, SessionError
 from metrale_ray.protocol.door import Door
+from metrale_ray.protocol.fields import Fields
 from metrale_ray.protocol.front import client as client_module
+from metrale_ray.protocol.front import params_map
 from metrale_ray.protocol.front.client import FrontClient
 from metrale_ray.protocol.front.frames import MAX_PROMPT_TOKENS, encode
 from metrale_ray.protocol.front.messages import Abort, Beat, Bye, Finish, Output, Outputs, Submit
+from metrale_ray.protocol.front.params_map import PackedParams
 from metrale_ray.protocol.front.server import FrontId
 from metrale_ray.protocol.keys import listen_with
 from metrale_ray.sampling.token_params import TokenParams
@@ -53,6 +56,33 @@ def test_a_session_opens_and_carries_a_request_there_and_back() -> None:
         assert handle.get(WAIT_S) == Output(handle.request_id, 0, (4,))
         assert handle.get(WAIT_S) == Output(handle.request_id, 0, (5,), "stop", 5)
         assert client.death is None
+
+
+def test_parameters_that_many_requests_share_are_packed_once_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[TokenParams] = []
+    made: list[Fields] = []
+    pack, make = params_map.params_to_map, params_map.read_params
+
+    def counted_pack(params: TokenParams) -> dict[str, Any]:
+        packed.append(params)
+        return pack(params)
+
+    def counted_make(fields: Fields) -> TokenParams:
+        made.append(fields)
+        return make(fields)
+
+    monkeypatch.setattr(params_map, "params_to_map", counted_pack)
+    monkeypatch.setattr(params_map, "read_params", counted_make)
+    large = TokenParams(allowed_token_ids=range(10_000), grammar="g" * 10_000)
+    shared = PackedParams(large)
+    with running() as rig, connected(rig.server.address) as client:
+        handles = [client.submit([number], shared) for number in range(20)]
+        messages = [rig.next_message()[1] for _ in handles]
+        assert messages == [Submit(handle.request_id, (number,), large) for number, handle in enumerate(handles)]
+        assert (len(packed), len(made)) == (1, 1)
+        client.submit([1], PARAMS)
+        assert rig.next_message()[1] == Submit(21, (1,), PARAMS)
+        assert (len(packed), len(made)) == (2, 2)
 
 
 def test_a_session_runs_over_ipv6() -> None:

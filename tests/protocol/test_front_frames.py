@@ -20,9 +20,11 @@ from metrale_ray.protocol.front.frames import (
     MAX_OUTPUT_TOKENS,
     MAX_OUTPUTS,
     MAX_PROMPT_TOKENS,
+    FrontDecoder,
     decode_from_front,
     decode_from_head,
     encode,
+    encode_submit,
 )
 from metrale_ray.protocol.front.messages import (
     MAX_DOCUMENT_CHARS,
@@ -43,7 +45,7 @@ from metrale_ray.protocol.front.messages import (
     Submit,
     Told,
 )
-from metrale_ray.protocol.front.params_map import WAYS
+from metrale_ray.protocol.front.params_map import WAYS, PackedParams, params_to_map
 from metrale_ray.protocol.limits import MAX_ERROR_CHARS
 from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.params import SamplingParams
@@ -196,6 +198,52 @@ def test_the_texts_of_the_parameters_stay_in_the_front() -> None:
     assert b"gamma" not in data
     assert b"delta" not in data
     assert decode_from_front(data) == Submit(1, (5,), params.for_tokens())
+
+
+@given(FROM_FRONT)
+def test_a_frame_around_parameters_that_were_packed_before_is_like_one_packed_as_a_whole(message: FromFront) -> None:
+    if isinstance(message, Submit):
+        frame = encode_submit(message, PackedParams(message.params))
+        values = msgpack.unpackb(frame)
+        assert values["params"] == params_to_map(message.params)
+        assert frame == msgpack.packb(values)
+        assert decode_from_front(frame) == message
+
+
+def test_the_size_of_packed_parameters_and_their_largest_field_are_known() -> None:
+    small, ids = (
+        PackedParams(TokenParams()),
+        PackedParams(TokenParams(allowed_token_ids=range(1000), grammar="g" * 999)),
+    )
+    assert 4999 < ids.num_bytes - small.num_bytes < 5010
+    assert ids.largest_field() == "allowed_token_ids"
+    assert PackedParams(TokenParams(bad_token_ids=[[1, 2]] * 9)).largest_field() == "bad_token_ids"
+
+
+def test_parameters_that_come_several_times_in_a_row_are_one_object() -> None:
+    decoder = FrontDecoder()
+
+    def params_of(params: TokenParams, request_id: int) -> TokenParams:
+        message = decoder.decode(encode(Submit(request_id, (5,), params)))
+        assert message == Submit(request_id, (5,), params)
+        assert isinstance(message, Submit)
+        return message.params
+
+    one, other = TokenParams(seed=1), TokenParams(seed=2)
+    first = params_of(one, 1)
+    assert params_of(one, 2) is first
+    assert params_of(other, 3) is not first
+    assert params_of(one, 4) is not first  # only the last ones are kept
+    assert decoder.decode(encode(Abort(1))) == Abort(1)
+
+
+def test_parameters_that_only_python_takes_for_the_same_are_still_refused() -> None:
+    decoder = FrontDecoder()
+    values = msgpack.unpackb(encode(Submit(1, (5,), TokenParams())))
+    decoder.decode(msgpack.packb(values))
+    for wrong in (True, 1.0):
+        with pytest.raises(FrameError):
+            decoder.decode(msgpack.packb({**values, "params": {**values["params"], "n": wrong}}))
 
 
 def test_the_longest_legal_messages_fit_into_one_frame() -> None:

@@ -227,7 +227,7 @@ class Front:
 
 def test_a_heads_frame_is_taken_whole_or_ends_the_session(monkeypatch: pytest.MonkeyPatch, scale: int) -> None:
     monkeypatch.setattr(client_module, "FrontConnection", Silent)
-    monkeypatch.setattr(client_module, "_encode_submit", lambda submit: b"")  # nobody reads it
+    monkeypatch.setattr(client_module, "_encode_submit", lambda submit, params: b"")  # nobody reads it
     seed, num_frames = 5003, NUM_FRAMES * scale
     valid = [encode(m) for m in (*FROM_HEAD, *(m for m in FROM_HEAD if isinstance(m, Outputs)))]
     mutator = Mutator(seed, valid, OTHERS + [encode(m) for m in FROM_FRONT])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from metrale_ray.protocol.front import Output
+from metrale_ray.protocol.front.params_map import PackedParams
 from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.serve.answers import Answers
@@ -19,7 +20,9 @@ TOKENIZER = piece_tokenizer(["a", "b", "c"])
 
 def answers_of(prompt: tuple[int, ...] = (0,), **params: Any) -> Answers:
     given = SamplingParams(**params)
-    return Answers("7", PromptRequest(None, prompt, given, given.for_tokens(), StopAutomaton(given.stop)), TOKENIZER)
+    return Answers(
+        "7", PromptRequest(None, prompt, given, PackedParams(given.for_tokens()), StopAutomaton(given.stop)), TOKENIZER
+    )
 
 
 def test_each_sequence_has_its_own_answer_and_the_request_ends_with_the_last() -> None:

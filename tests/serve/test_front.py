@@ -12,9 +12,9 @@ import pytest
 from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import FrontClient, Opened, Output, RequestHandle
 from metrale_ray.protocol.front.messages import Abort, Finish
+from metrale_ray.protocol.front.params_map import PackedParams
 from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.params import SamplingParams
-from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.serve.front import Front
 from metrale_ray.serve.outputs import Logprob, RequestOutput
 from metrale_ray.serve.stop_strings import StopAutomaton
@@ -28,17 +28,17 @@ class PlayedHead:
 
     def __init__(self) -> None:
         self.handles: list[RequestHandle] = []
-        self.submitted: list[tuple[tuple[int, ...], TokenParams, int, float | None]] = []
+        self.submitted: list[tuple[tuple[int, ...], PackedParams, int, float | None]] = []
         self.said: list[Abort | Finish] = []
 
     def wait_opened(self, timeout_s: float) -> Opened:
         return Opened(100, 50, 1)
 
     def submit(
-        self, token_ids: Sequence[int], params: TokenParams, *, priority: int, timeout_s: float | None
+        self, token_ids: Sequence[int], params: PackedParams, *, priority: int, timeout_s: float | None
     ) -> RequestHandle:
         self.submitted.append((tuple(token_ids), params, priority, timeout_s))
-        self.handles.append(RequestHandle(len(self.handles), self.said.append, params.n))
+        self.handles.append(RequestHandle(len(self.handles), self.said.append, params.params.n))
         return self.handles[-1]
 
     def say(self, number: int, index: int, *token_ids: int, **more: Any) -> None:

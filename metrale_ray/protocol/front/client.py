@@ -19,7 +19,7 @@ from typing import Any
 
 from metrale_ray.errors import EngineDead, FrameError, RequestError, SessionError
 from metrale_ray.protocol.front.connection import FrontConnection
-from metrale_ray.protocol.front.frames import encode
+from metrale_ray.protocol.front.frames import encode, encode_submit
 from metrale_ray.protocol.front.handle import RequestHandle
 from metrale_ray.protocol.front.messages import (
     BEAT_S,
@@ -36,6 +36,7 @@ from metrale_ray.protocol.front.messages import (
     Submit,
     Told,
 )
+from metrale_ray.protocol.front.params_map import PackedParams
 from metrale_ray.protocol.front.questions import Answer, Questions, read_document
 from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.protocol.limits import I32_MAX, I32_MIN
@@ -100,12 +101,12 @@ class FrontClient:
     def submit(
         self,
         prompt_token_ids: Sequence[int],
-        params: TokenParams,
+        params: TokenParams | PackedParams,
         *,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestHandle:
-        """Send one request of `params.n` sequences.
+        """Send one request of `n` sequences. Whoever sends many with the same `params` packs them once.
 
         `priority`: -2**31 to 2**31 - 1, lower goes first. `timeout_s`: from the request's arrival at the head; what has
         not ended by then ends with the error "deadline_exceeded". Raises RequestError, with `param` naming the field,
@@ -122,8 +123,10 @@ class FrontClient:
                 message = f"this front has {MAX_LIVE_REQUESTS} requests open; wait until some have ended"
                 raise RequestError(message, code="too_many_requests")
             request_id = next(self._next_ids)
-        handle = RequestHandle(request_id, self._send, params.n)
-        data = _encode_submit(Submit(request_id, tuple(prompt_token_ids), params, priority, timeout_s))
+        given = params.params if isinstance(params, PackedParams) else params
+        handle = RequestHandle(request_id, self._send, given.n)
+        packed = params if isinstance(params, PackedParams) else None
+        data = _encode_submit(Submit(request_id, tuple(prompt_token_ids), given, priority, timeout_s), packed)
         with self._changed:
             self._check_alive()
             self._handles[request_id] = handle
@@ -220,8 +223,8 @@ def _no_answer(timeout_s: float) -> str:
     return f"the head did not tell its figures within {timeout_s:g} s"
 
 
-def _encode_submit(submit: Submit) -> bytes:
+def _encode_submit(submit: Submit, params: PackedParams | None) -> bytes:
     try:
-        return encode(submit)
+        return encode(submit) if params is None else encode_submit(submit, params)
     except FrameError as error:
         raise RequestError(error.message, param="prompt_token_ids") from error

@@ -45,9 +45,10 @@ from metrale_ray.protocol.front.messages import (
     Submit,
     Told,
 )
-from metrale_ray.protocol.front.params_map import params_to_map, read_params
+from metrale_ray.protocol.front.params_map import PackedParams, ParamsReader, read_params
 from metrale_ray.protocol.limits import MAX_CODE_CHARS, MAX_ERROR_CHARS, MAX_TOKENS
 from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.request import FinishReason
 
 MAX_PROMPT_TOKENS = MAX_TOKENS
@@ -87,8 +88,15 @@ class FrontCode(IntEnum):
 
 def encode(message: FromFront | FromHead) -> bytes:
     """The one frame of `message`. Raises FrameError for a value that no reader would accept."""
+    if isinstance(message, Submit):
+        return encode_submit(message, PackedParams(message.params))
     code, fields = _to_wire(message)
     return pack_frame({"type": int(code), **fields})
+
+
+def encode_submit(submit: Submit, params: PackedParams) -> bytes:
+    """As `encode`, of a request whose parameters have been packed before."""
+    return pack_frame({"type": int(FrontCode.SUBMIT), **_submit_to_wire(submit)}, {"params": params.packed})
 
 
 def decode_from_front(data: bytes) -> FromFront:
@@ -96,17 +104,27 @@ def decode_from_front(data: bytes) -> FromFront:
     return cast(FromFront, _decode(data, _FROM_FRONT))
 
 
+class FrontDecoder:
+    """`decode_from_front` for all that comes to one head: parameters that come again at once are the same object."""
+
+    def __init__(self) -> None:
+        params = ParamsReader()
+        self._table = {**_FROM_FRONT, FrontCode.SUBMIT: lambda fields: _read_submit(fields, params.read)}
+
+    def decode(self, data: bytes) -> FromFront:
+        """The message that a front sent. Raises FrameError."""
+        return cast(FromFront, _decode(data, self._table))
+
+
 def decode_from_head(data: bytes) -> FromHead:
     """The message that the head sent. Raises FrameError."""
     return cast(FromHead, _decode(data, _FROM_HEAD))
 
 
-def _to_wire(message: FromFront | FromHead) -> tuple[FrontCode, dict[str, Any]]:
+def _to_wire(message: Open | Abort | Finish | Read | Beat | Bye | Ask | FromHead) -> tuple[FrontCode, dict[str, Any]]:
     match message:
         case Open(version):
             return FrontCode.OPEN, {"version": check_u32("version", version)}
-        case Submit():
-            return FrontCode.SUBMIT, _submit_to_wire(message)
         case Abort(request_id):
             return FrontCode.ABORT, {"request_id": check_u64("request_id", request_id)}
         case Finish(request_id, index):
@@ -132,10 +150,11 @@ def _to_wire(message: FromFront | FromHead) -> tuple[FrontCode, dict[str, Any]]:
 
 
 def _submit_to_wire(submit: Submit) -> dict[str, Any]:
+    """All but the parameters, for which there is a place."""
     return {
         "request_id": check_u64("request_id", submit.request_id),
         "prompt_token_ids": pack_u32s("prompt_token_ids", submit.prompt_token_ids, MAX_PROMPT_TOKENS),
-        "params": params_to_map(submit.params),
+        "params": None,
         "priority": check_i32("priority", submit.priority),
         "timeout_s": None if submit.timeout_s is None else _checked_timeout(submit.timeout_s),
     }
@@ -215,12 +234,12 @@ def _decode(data: bytes, table: dict[int, Callable[[Fields], Any]]) -> Any:
     return reader(fields)
 
 
-def _read_submit(fields: Fields) -> Submit:
+def _read_submit(fields: Fields, read: Callable[[Fields], TokenParams] = read_params) -> Submit:
     prompt = fields.u32s("prompt_token_ids", MAX_PROMPT_TOKENS)
     return Submit(
         fields.u64("request_id"),
         prompt,
-        read_params(fields.fields("params")),
+        read(fields.fields("params")),
         fields.i32("priority"),
         None if fields.is_absent("timeout_s") else _read_timeout(fields),
     )

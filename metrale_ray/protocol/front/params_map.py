@@ -3,7 +3,8 @@
 
 Rules: they travel whole, each field by its own name, and are made anew on arrival, so checked anew. One table says
 how each field is packed and read; a field that is not in it is an error, so none can be forgotten. Whatever is wrong
-raises FrameError.
+raises FrameError. They may be half a megabyte, and one call may send them with hundreds of prompts: a front packs them
+once, and the head makes those that come several times in a row once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from metrale_ray.errors import RequestError
-from metrale_ray.protocol.fields import Fields, pack_f64s, pack_u32s
+from metrale_ray.protocol.fields import Fields, Packed, pack_f64s, pack_u32s, pack_value
 from metrale_ray.sampling.token_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_SEQUENCE_TOKENS,
@@ -56,6 +57,44 @@ def read_params(fields: Fields) -> TokenParams:
         return TokenParams(**values)
     except RequestError as error:
         raise fields.error(f"params: {error.message}") from error
+
+
+class PackedParams:
+    """`params` packed once, for any number of requests. Raises FrameError for what cannot be sent."""
+
+    __slots__ = ("packed", "params")
+
+    def __init__(self, params: TokenParams) -> None:
+        self.params = params
+        self.packed: Packed = pack_value(params_to_map(params))
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take of each frame."""
+        return len(self.packed.data)
+
+    def largest_field(self) -> str:
+        """The name of the one that takes most of it."""
+        values = params_to_map(self.params)
+        return max(values, key=lambda name: len(pack_value(values[name]).data))
+
+
+class ParamsReader:
+    """Reads the maps of TokenParams that come after one another: one that is the last one again is that object again.
+
+    So what is derived from parameters, and kept with them, is shared too.
+    """
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._params: TokenParams | None = None
+
+    def read(self, fields: Fields) -> TokenParams:
+        """As `read_params`."""
+        data = fields.packed()  # bytes, as 1 and 1.0 and true are equal otherwise
+        if self._params is None or data != self._data:
+            self._params, self._data = read_params(fields), data
+        return self._params
 
 
 def _as_it_is(name: str, value: Any) -> Any:

@@ -27,7 +27,7 @@ import zmq
 
 from metrale_ray.errors import FrameError, ProtocolError, SessionError
 from metrale_ray.protocol.front.allowed_keys import MAX_FRONTS, AllowedKeys
-from metrale_ray.protocol.front.frames import decode_from_front, encode
+from metrale_ray.protocol.front.frames import FrontDecoder, encode
 from metrale_ray.protocol.front.messages import (
     BEAT_S,
     FRONT_VERSION,
@@ -106,6 +106,7 @@ class FrontServer:
         """
         self._allowed = AllowedKeys()
         self._router = FrontRouter(host, keys, self._allowed.is_allowed)
+        self._decoder = FrontDecoder()
         self._on_message = on_message
         self._on_gone = on_gone
         self._opened = opened
@@ -265,7 +266,7 @@ class FrontServer:
         try:
             if len(frames) != 1:
                 raise FrameError(f"a message is one frame, not {len(frames)}", num_bytes=sum(map(len, frames)))
-            self._handle(identity, parts[1], decode_from_front(frames[0]))
+            self._handle(identity, parts[1], self._decoder.decode(frames[0]))
         except ProtocolError as error:
             self._refuse(identity, error)
 

@@ -2,7 +2,8 @@
 """`prepared`: prompts and parameters as requests that the engine takes, made off the event loop where that takes long.
 
 Rules. One prompt that is too long refuses the call, as everything else about its prompts does. What a grammar costs to
-check is bounded in time and size before anything is sent.
+check is bounded in time and size before anything is sent. So is what the parameters of all prompts take on the way to
+the engine, as each prompt takes its own copy along.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from metrale_ray.serve.openai.generation import timeout_s
 from metrale_ray.serve.prompts import Prompt, PromptRequest
 
 SHORT_CHARACTERS = 4096
-"""What is tokenized on the loop, in about a millisecond; longer texts are worth a thread."""
+"""What is tokenized on the loop, in about a millisecond; what takes longer is worth a thread."""
+
+CHARACTERS_PER_TEXT = 256
+"""What any text costs to tokenize, however short it is, in characters of a long one."""
+
+CHARACTERS_PER_STOP_CHARACTER = 8
+"""What one character of a stop string costs to prepare."""
+
+MAX_PARAMS_BYTES = 64 * 2**20
+"""What the parameters of one call may take on the way to the engine, over all of its prompts: hundreds of prompts with
+the largest schema. A short body can order much more."""
 
 
 async def prepared(
@@ -29,9 +40,11 @@ async def prepared(
         params = await call.model.grammars.checked(params, call.model.tokenizer)
 
     def make() -> list[PromptRequest]:
-        return front.prepare.requests(prompts, params, priority, timeout_s(call))
+        requests = front.prepare.requests(prompts, params, priority, timeout_s(call))
+        _check_params_bytes(requests)
+        return requests
 
-    size = sum(len(prompt) for prompt in prompts)
+    size = _size(prompts) + _size_of_params(params)
     requests = make() if size <= SHORT_CHARACTERS else await asyncio.to_thread(make)
     for number, request in enumerate(requests):
         if request.refusal is not None:
@@ -40,3 +53,31 @@ async def prepared(
                 message if len(requests) == 1 else f"prompt {number}: {message}", code=code, param="prompt"
             )
     return requests
+
+
+def _size(prompts: Sequence[Prompt]) -> int:
+    """What the prompts take, in characters to be tokenized."""
+    num_texts = sum(isinstance(prompt, str) for prompt in prompts)
+    return sum(map(len, prompts)) + CHARACTERS_PER_TEXT * num_texts
+
+
+def _size_of_params(params: SamplingParams) -> int:
+    """What the parameters take, in the same measure. A bad word is tokenized twice; ids are looked at and packed."""
+    bad_words = 2 * (sum(map(len, params.bad_words)) + CHARACTERS_PER_TEXT * len(params.bad_words))
+    stops = CHARACTERS_PER_STOP_CHARACTER * sum(map(len, params.stop))
+    ids = len(params.logit_bias) + len(params.allowed_token_ids or ()) + sum(map(len, params.bad_token_ids))
+    return bad_words + stops + ids + len(params.grammar or "")
+
+
+def _check_params_bytes(requests: Sequence[PromptRequest]) -> None:
+    num_bytes = sum(request.sent.num_bytes for request in requests)
+    if num_bytes <= MAX_PARAMS_BYTES:
+        return
+    largest = requests[0].sent.largest_field()
+    name = {"bad_token_ids": "bad_words"}.get(largest, largest)
+    raise RequestError(
+        f"{name} is sent to the engine with each of the {len(requests)} prompts, and the parameters of this call take "
+        f"{num_bytes} bytes then; allowed are {MAX_PARAMS_BYTES}. Give fewer prompts at a time, or a shorter {name}.",
+        code="limit_exceeded",
+        param=name,
+    )
