@@ -20,8 +20,8 @@ from typing import Any
 from metrale_ray.cluster import Cluster
 from metrale_ray.errors import EngineDead, StartError
 from metrale_ray.model_files import open_model
-from metrale_ray.progress import LoadProgress
 from metrale_ray.process_memory import forget_start
+from metrale_ray.progress import LoadProgress
 from metrale_ray.serve.engine_link import EngineAddress, EngineLink
 from metrale_ray.serve.http.app import create_app
 from metrale_ray.serve.loading import hold_grammars, hold_template, http_settings, served_model, template_of
