@@ -133,9 +133,9 @@ class Orders:
 def check_links(links: Sequence[HeadLink]) -> None:
     """Raise LinkLost if a worker has gone. Cheap."""
     for link in links:
-        reason = link.lost()
+        reason = link.lost()  # which names the rank
         if reason is not None:
-            raise LinkLost(f"rank {link.rank}: {reason}", rank=link.rank)
+            raise LinkLost(reason, rank=link.rank)
 
 
 def _progress_of(link: HeadLink, on_progress: OnProgress | None) -> Callable[[Progress], None] | None:

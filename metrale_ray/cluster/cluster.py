@@ -21,7 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from metrale_ray.cluster.actors import HeadActor, WorkerActor
-from metrale_ray.cluster.endings import first_line, own_error, own_error_of, reason, worst
+from metrale_ray.cluster.endings import at_place, first_line, own_error, own_error_of, reason, worst
 from metrale_ray.cluster.environment import runtime_env
 from metrale_ray.cluster.names import NAMESPACE, actor_name, is_taken, name_taken
 from metrale_ray.cluster.placement import lacking, node_addresses, unplaceable, with_resources
@@ -258,7 +258,7 @@ class Cluster:
         """The error with its rank in front, where it does not follow: one of several nodes, or a worker's."""
         if rank == 0 and len(set(self._addresses)) <= 1:
             return error
-        return type(error)(f"{self._place_of(rank)}: {error.message.removeprefix(f'rank {rank}: ')}")
+        return type(error)(at_place(self._place_of(rank), rank, error.message))
 
     def _place_of(self, rank: int) -> str:
         """The rank, with its node where there are several."""

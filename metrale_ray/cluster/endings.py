@@ -26,17 +26,23 @@ def worst(reasons: Sequence[tuple[int, MetraleError | None]], place_of: Callable
     if isinstance(own, EngineDead) and own.rank is not None:
         theirs = next((why for rank, why in others if rank == own.rank), None)
         detail = f" ({theirs.message})" if theirs is not None and theirs.message not in own.message else ""
-        bare, place = f"rank {own.rank}", place_of(own.rank)
-        message = own.message if place == bare else f"{place}: {own.message.removeprefix(bare + ': ')}"
+        place = place_of(own.rank)
+        message = own.message if place == f"rank {own.rank}" else at_place(place, own.rank, own.message)
         return EngineDead(f"{message}{detail}", rank=own.rank)
     if others and own is None:
         rank, why = others[0]
         at_fault = getattr(why, "rank", None)  # a worker that lost the head says so
-        return EngineDead(f"{place_of(rank)}: {why.message}", rank=rank if at_fault is None else at_fault)
+        return EngineDead(at_place(place_of(rank), rank, why.message), rank=rank if at_fault is None else at_fault)
     if own is not None:
-        return EngineDead(f"{place_of(0)}: {own.message}", rank=0)
+        return EngineDead(at_place(place_of(0), 0, own.message), rank=0)
     rank = reasons[0][0]
     return EngineDead(f"{place_of(rank)} ended", rank=rank)
+
+
+def at_place(place: str, rank: int, message: str) -> str:
+    """The message with the rank's place in front, or in place of the rank where it begins with that: told once."""
+    named = re.match(rf"rank {rank}(?=[: ])", message)
+    return f"{place}{message[named.end() :]}" if named else f"{place}: {message}"
 
 
 def unreachable(address: str, error: Exception) -> StartError:

@@ -159,7 +159,7 @@ class HeadLink:
             raise self._lost(error.message) from error
 
     def _lost(self, reason: str) -> LinkLost:
-        return LinkLost(f"rank {self.rank} is lost: {reason}", rank=self.rank)
+        return LinkLost(_lost_peer(f"rank {self.rank}", reason), rank=self.rank)
 
 
 class WorkerLink:
@@ -258,4 +258,9 @@ def _tell(reply: Reply, on_progress: OnProgress | None) -> None:
 
 
 def _head_lost(reason: str) -> LinkLost:
-    return LinkLost(f"the head is lost: {reason}", rank=HEAD_RANK)
+    return LinkLost(_lost_peer("the head", reason), rank=HEAD_RANK)
+
+
+def _lost_peer(peer: str, reason: str) -> str:
+    """A transport's reason names the peer itself: "rank 1 has gone: ..."."""
+    return reason if reason.startswith(f"{peer} ") else f"{peer} is lost: {reason}"

@@ -28,6 +28,10 @@ def place_of(rank: int) -> str:
         ([(1, LinkLost("the head has gone", rank=0))], "rank 1 on 10.0.0.1: the head has gone", 0),
         ([(0, None), (2, LinkLost("no memory"))], "rank 2 on 10.0.0.2: no memory", 2),
         ([(0, LinkLost("no memory"))], "rank 0 on 10.0.0.0: no memory", 0),
+        ([(0, LinkLost("rank 0: no memory"))], "rank 0 on 10.0.0.0: no memory", 0),
+        ([(0, None), (2, LinkLost("rank 2 has no memory"))], "rank 2 on 10.0.0.2 has no memory", 2),
+        ([(0, EngineDead("rank 1 has gone: it left", rank=1))], "rank 1 on 10.0.0.1 has gone: it left", 1),
+        ([(0, EngineDead("rank 10 is not rank 1", rank=1))], "rank 1 on 10.0.0.1: rank 10 is not rank 1", 1),
         ([(2, None)], "rank 2 on 10.0.0.2 ended", 2),
     ],
 )
@@ -41,6 +45,11 @@ def test_one_error_names_the_rank_at_fault_and_the_one_that_tells_with_its_node(
 def test_a_rank_is_told_by_its_number_alone_where_there_is_one_node() -> None:
     dead = worst([(0, EngineDead("rank 1: it left", rank=1))], lambda rank: f"rank {rank}")
     assert dead.message == "rank 1: it left"
+
+
+def test_a_rank_that_names_itself_is_named_once_where_there_is_one_node() -> None:
+    dead = worst([(2, LinkLost("rank 2: no memory"))], lambda rank: f"rank {rank}")
+    assert dead.message == "rank 2: no memory"
 
 
 def test_a_ray_that_wants_a_token_is_told_from_one_that_is_not_there() -> None:
