@@ -8,7 +8,6 @@ the engine, as each prompt takes its own copy along.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from metrale_ray.errors import RequestError
@@ -17,6 +16,7 @@ from metrale_ray.serve.front import Front
 from metrale_ray.serve.openai.call import Call
 from metrale_ray.serve.openai.generation import timeout_s
 from metrale_ray.serve.prompts import Prompt, PromptRequest
+from metrale_ray.serve.text_threads import in_text_thread
 
 SHORT_CHARACTERS = 4096
 """What is tokenized on the loop, in about a millisecond; what takes longer is worth a thread."""
@@ -31,6 +31,9 @@ MAX_PARAMS_BYTES = 64 * 2**20
 """What the parameters of one call may take on the way to the engine, over all of its prompts: hundreds of prompts with
 the largest schema. A short body can order much more."""
 
+MAX_PROMPT_CANDIDATES = 2**20
+"""Tokens of all prompts times the candidates that are told of each: the answer holds them all, some 200 bytes each."""
+
 
 async def prepared(
     call: Call, front: Front, prompts: Sequence[Prompt], params: SamplingParams, priority: int
@@ -42,10 +45,11 @@ async def prepared(
     def make() -> list[PromptRequest]:
         requests = front.prepare.requests(prompts, params, priority, timeout_s(call))
         _check_params_bytes(requests)
+        _check_candidates(requests, params)
         return requests
 
     size = _size(prompts) + _size_of_params(params)
-    requests = make() if size <= SHORT_CHARACTERS else await asyncio.to_thread(make)
+    requests = make() if size <= SHORT_CHARACTERS else await in_text_thread(size, make)
     for number, request in enumerate(requests):
         if request.refusal is not None:
             code, message = request.refusal
@@ -67,6 +71,20 @@ def _size_of_params(params: SamplingParams) -> int:
     stops = CHARACTERS_PER_STOP_CHARACTER * sum(map(len, params.stop))
     ids = len(params.logit_bias) + len(params.allowed_token_ids or ()) + sum(map(len, params.bad_token_ids))
     return bad_words + stops + ids + len(params.grammar or "")
+
+
+def _check_candidates(requests: Sequence[PromptRequest], params: SamplingParams) -> None:
+    if params.prompt_logprobs is None:
+        return
+    num_tokens = sum(len(request.token_ids) for request in requests)
+    num_candidates = num_tokens * (1 + params.prompt_logprobs)
+    if num_candidates > MAX_PROMPT_CANDIDATES:
+        raise RequestError(
+            f"log probabilities of {num_tokens} tokens of prompts are {num_candidates} entries in one answer; allowed "
+            f"are {MAX_PROMPT_CANDIDATES}. Give fewer prompts at a time, or ask for fewer candidates.",
+            code="limit_exceeded",
+            param="prompt_logprobs",
+        )
 
 
 def _check_params_bytes(requests: Sequence[PromptRequest]) -> None:

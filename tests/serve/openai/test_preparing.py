@@ -13,7 +13,7 @@ from metrale_ray.errors import RequestError
 from metrale_ray.protocol.front import params_map
 from metrale_ray.sampling.params import SamplingParams
 from metrale_ray.sampling.token_params import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_SEQUENCE_TOKENS, TokenParams
-from metrale_ray.serve.openai.preparing import MAX_PARAMS_BYTES, prepared
+from metrale_ray.serve.openai.preparing import MAX_PARAMS_BYTES, MAX_PROMPT_CANDIDATES, prepared
 from metrale_ray.serve.prompts import Preparation, Prompt, PromptRequest
 from metrale_ray.serve.stop_strings import StopAutomaton
 from tests.serve.openai.played import Played
@@ -94,3 +94,13 @@ def test_parameters_that_are_too_much_for_so_many_prompts_are_refused(params: di
         f"{one.sent.num_bytes * (most + 1)} bytes then; allowed are {MAX_PARAMS_BYTES}. Give fewer prompts at a time, "
         f"or a shorter {name}."
     )
+
+
+def test_scores_of_prompts_that_no_answer_should_hold_are_refused_by_name() -> None:
+    allowed = MAX_PROMPT_CANDIDATES // (90 * 21)
+    prompts: list[Prompt] = [[0] * 90 for _ in range(allowed + 1)]
+    assert len(prepare(prompts[:allowed], prompt_logprobs=20)) == allowed
+    assert len(prepare(prompts, prompt_logprobs=0)) == allowed + 1
+    with pytest.raises(RequestError, match=r"log probabilities of .* tokens of prompts are .* entries") as refused:
+        prepare(prompts, prompt_logprobs=20)
+    assert (refused.value.code, refused.value.param) == ("limit_exceeded", "prompt_logprobs")
