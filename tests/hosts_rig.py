@@ -32,7 +32,7 @@ NODE_OPTIONS = (
     "--num-cpus=2",
     "--object-store-memory=100000000",
     "--disable-usage-stats",
-    "--node-manager-port=10001",
+    "--node-manager-port=10008",  # 10001 is where Ray's server of clients listens by itself
     "--object-manager-port=10002",
     "--runtime-env-agent-port=10003",
     "--dashboard-agent-listen-port=10004",
