@@ -124,7 +124,7 @@ def other_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, d
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("by", "num_starts"), [("flag", 2), pytest.param("variable", 1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("by", "num_starts"), [("flag", 1), pytest.param("variable", 2, marks=pytest.mark.nightly)])
 def test_a_ray_that_runs_already_is_used_and_left_running(
     model: Path, other_ray: tuple[str, dict[str, str]], by: str, num_starts: int
 ) -> None:

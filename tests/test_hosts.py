@@ -192,6 +192,7 @@ def test_a_worker_that_is_cut_off_ends_the_call_leaves_by_itself_and_the_same_dr
     assert "error" not in driver.order("close")
 
 
+@pytest.mark.nightly
 def test_a_head_that_is_cut_off_ends_the_call_and_leaves_by_itself_and_so_does_the_driver(
     hosts: tuple[Host, Host], nodes: RayNodes, whole: Path
 ) -> None:

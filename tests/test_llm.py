@@ -141,10 +141,9 @@ def test_a_failed_command_fails_its_sequence_alone_and_every_process_stays(
     [
         (0, signal.SIGSTOP),
         (1, signal.SIGKILL),
-        (2, signal.SIGSTOP),
         *(
             pytest.param(r, s, marks=pytest.mark.nightly)
-            for r, s in ((0, signal.SIGKILL), (1, signal.SIGSTOP), (2, signal.SIGKILL))
+            for r, s in ((0, signal.SIGKILL), (1, signal.SIGSTOP), (2, signal.SIGKILL), (2, signal.SIGSTOP))
         ),
     ],
 )

@@ -95,10 +95,9 @@ class Service:
             steps.callback(watch.stop)
             watch.start()
             with self._stopping.handled():
-                self._wait_ready(server, link)
-                if not self._is_over(server):
-                    forget_start()
+                if self._wait_ready(server, link):
                     on_ready(_url(listener), served.names, cluster.ranks)
+                    forget_start()
                 self._wait_end(server, link)
                 self._end(server, app)
                 self._tell("everybody has had an answer; the engine ends")
@@ -116,11 +115,15 @@ class Service:
         link.die(death)
         self._stopping.wake()
 
-    def _wait_ready(self, server: HttpServer, link: EngineLink) -> None:
-        while not self._is_over(server) and not link.health().is_ready:
+    def _wait_ready(self, server: HttpServer, link: EngineLink) -> bool:
+        """Whether it became ready; False when it is to end before. Raises StartError."""
+        while not link.num_sessions:
+            if self._is_over(server):
+                return False
             if link.refusal:
                 raise StartError(link.refusal)
             self._stopping.wait(LOOK_S)
+        return True
 
     def _wait_end(self, server: HttpServer, link: EngineLink) -> None:
         """A head that is stopped has not ended; when its session stays lost, it is given up all the same."""

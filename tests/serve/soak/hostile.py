@@ -89,8 +89,8 @@ def bodies() -> list[Hostile]:
         Hostile("no number", b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}'),
         Hostile("50 MB", b'{"prompt":"' + b"a" * 50 * MiB + b'"}', (413,), COMPLETION),
         Hostile("50 MB of no length", b'{"prompt":"' + b"a" * 50 * MiB + b'"}', (413,), COMPLETION, chunked=True),
-        Hostile("15 MB of text", b'{"prompt":"' + b"a " * 7 * MiB + b'"}', (400,), COMPLETION),
-        Hostile("millions of lists", b'{"messages":[' + b"[]," * 4 * MiB + b"[]]}"),
+        Hostile("3 MB of text", b'{"prompt":"' + b"a " * (3 * MiB // 2) + b'"}', (400,), COMPLETION),
+        Hostile("a million lists", b'{"messages":[' + b"[]," * MiB + b"[]]}"),
         Hostile("another charset", plain, (415,), headers={"Content-Type": "application/json; charset=utf-16"}),
         Hostile("no JSON by its type", plain, (415,), headers={"Content-Type": "text/plain"}),
         Hostile(
@@ -104,7 +104,7 @@ def orders() -> list[Hostile]:
     return [
         completion("n", n=10**6),
         completion("best_of", best_of=10**6),
-        completion("stop strings", stop=[f"s{number}" for number in range(500_000)]),
+        completion("stop strings", stop=[f"s{number}" for number in range(300_000)]),
         completion("a stop string of 1 MB", stop="x" * MiB),
         completion("bad words", bad_words=[f"w{number}" for number in range(50_000)]),
         completion("logprobs", logprobs=10**6),
