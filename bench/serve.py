@@ -26,6 +26,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -111,6 +112,12 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "BENCH_ROOT_PID": str(os.getpid())}
 
 
+def _prompts(args: argparse.Namespace, count: int) -> list[list[int]]:
+    """The same for every case: which experts are read depends on the tokens."""
+    chance = random.Random(count)
+    return [[chance.randrange(10, VOCAB_SIZE) for _ in range(args.prompt)] for _ in range(count)]
+
+
 # The bare engine --------------------------------------------------------------------------------------------------
 
 
@@ -142,13 +149,13 @@ async def _ask_all(args: argparse.Namespace, client: Any, num_clients: int, roun
     from metrale_ray.sampling.token_params import TokenParams
 
     params = TokenParams(max_tokens=args.new, temperature=0.0, ignore_eos=True)
-    chance = random.Random(num_clients)
+    prompts = iter(_prompts(args, num_clients * rounds))
     firsts_s: list[float] = []
     gaps_s: list[float] = []
 
     async def one_client() -> None:
         for _ in range(rounds):
-            prompt = tuple(chance.randrange(10, VOCAB_SIZE) for _ in range(args.prompt))
+            prompt = next(prompts)
             sent_s = last_s = time.perf_counter()
             handle, is_first = client.submit(prompt, params), True
             while True:
@@ -249,8 +256,12 @@ def _counted(args: argparse.Namespace, case: str, url: str, num_clients: int) ->
 def _drive(args: argparse.Namespace, url: str, num_clients: int, rounds: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "metrale_ray", "bench", "serve", "--url", url, "--json"]
     command += ["--concurrency", str(num_clients), "--requests", str(num_clients * rounds), "--temperature", "0"]
-    command += ["--input-len", str(args.prompt), "--output-len", str(args.new)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=_environment())
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        lines = [json.dumps({"prompt_token_ids": prompt}) for prompt in _prompts(args, num_clients * rounds)]
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        command += ["--prompts-file", file.name, "--output-len", str(args.new)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=_environment())
     report = json.loads(done.stdout)
     assert report["tokens"]["output"] == num_clients * rounds * args.new, report
     return {
