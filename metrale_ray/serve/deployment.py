@@ -163,8 +163,7 @@ class Engine:
             progress_timeout_s=self._service.progress_timeout_s,
             explain=self._watch.explain,
         )
-        files = await asyncio.to_thread(open_model, self._config)
-        self._max_model_len = files.max_model_len
+        await asyncio.to_thread(open_model, self._config)  # refuse before anything is placed
         await asyncio.to_thread(self._cluster.start, _log_state)
         try:
             self._watch.start()
@@ -181,7 +180,6 @@ class Engine:
             "address": self._cluster.front_address,
             "head_key": self._cluster.head_key,
             "max_queue_len": self._config.max_queue_len,
-            "max_model_len": self._max_model_len,
         }
 
     async def check_health(self) -> None:

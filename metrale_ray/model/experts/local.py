@@ -71,18 +71,6 @@ class LocalExperts:
         by_choice.index_copy_(0, pairs_S, y_SH)
         out_TH.copy_(by_choice.view(*chosen_TK.shape, -1).sum(dim=1))
 
-    def _add_one(self, out_H: torch.Tensor, x_1H: torch.Tensor, chosen_K: list[int], weights_K: torch.Tensor) -> None:
-        """One token: every choice is a product of its own, and nothing needs sorting."""
-        places = [place for place, expert in enumerate(chosen_K) if expert in self._mine]
-        if not places:
-            return
-        local = [chosen_K[place] - self._mine.start for place in places]
-        gate_SI, up_SI = torch.cat([self._up(x_1H, expert) for expert in local]).chunk(2, dim=-1)
-        inner_SI = self._activation(gate_SI) * up_SI
-        y_SH = torch.cat([self._down_of(inner_SI[row : row + 1], expert) for row, expert in enumerate(local)])
-        weights_S = weights_K if len(places) == len(chosen_K) else weights_K[places]
-        out_H.copy_(weights_S @ y_SH.float())
-
     def _local_pairs(self, experts_P: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """The pairs of local experts, sorted by expert, and (local expert, number of its pairs) where there are any."""
         order_P = torch.argsort(experts_P, stable=True)
