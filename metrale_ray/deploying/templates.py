@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""YAML from templates: `templates/NAME.j2` in this folder, filled with values.
+
+Rules. A name that a template uses and nobody gave is an error. A user's text enters YAML only through `yaml_string`,
+and so reads back as exactly that text. What a shell will read goes through `shell_word` first.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+import jinja2
+import yaml
+
+from metrale_ray.errors import UserError
+
+
+def render(name: str, values: Mapping[str, object]) -> str:
+    """The text of the template `name` (such as `rayservice.yaml`), filled with `values`.
+
+    Raises UserError for a text that YAML cannot hold.
+    """
+    return _environment().get_template(f"{name}.j2").render(values)
+
+
+def yaml_string(text: str) -> str:
+    """`text` as one line of YAML in double quotes, which reads back as the same text.
+
+    Raises UserError for half of a surrogate pair, which no file in UTF-8 can hold.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"yaml_string takes text, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{text!r} cannot be written in a file: {error.reason}; give text in UTF-8") from error
+    # A width without limit: PyYAML would fold long text into several lines.
+    quoted: str = yaml.dump(text, default_style='"', allow_unicode=True, width=sys.maxsize)
+    return quoted.rstrip("\n")
+
+
+def shell_word(text: str) -> str:
+    """`text` as one word of a shell's command line."""
+    return shlex.quote(text)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("metrale_ray.deploying"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is YAML; `yaml_string` is its own escape
+    )
+    environment.filters["yaml_string"] = yaml_string
+    environment.filters["shell_word"] = shell_word
+    return environment
