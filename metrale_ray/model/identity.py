@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What decides the bits that a rank computes: the code it runs and the instructions that its kernels choose from.
 
-The handshake compares both as short texts. Leaves out dtype, threads and settings, which are compared on their own.
+The handshake compares all as short texts. Leaves out dtype, threads and settings, which are compared on their own.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
+import platform
 from pathlib import Path
 
 import torch
@@ -22,6 +24,19 @@ FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", 
 def build() -> str:
     """The digest of the package's own source files: two trees of one version may differ."""
     return source_digest(Path(__file__).parents[1])
+
+
+@functools.cache  # what was imported stays, whatever is installed over it
+def versions() -> dict[str, str]:
+    """The versions of what the code stands on, as this process has them; Ray's is what is installed."""
+    return {"python": platform.python_version(), "ray": _installed("ray"), "torch": str(torch.__version__)}
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a source tree that was put on the path
+        return "unknown"
 
 
 def source_digest(package: Path) -> str:

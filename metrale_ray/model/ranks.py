@@ -8,7 +8,6 @@ number of KV blocks that a rank can hold follows from its memory and its shard; 
 from __future__ import annotations
 
 import os
-import platform
 import socket
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from metrale_ray.model.dtypes import resolve_dtype
 from metrale_ray.model.execute import OnProgress, Replica
 from metrale_ray.model.families import family_of
 from metrale_ray.model.faults import Faults
-from metrale_ray.model.identity import build, instructions
+from metrale_ray.model.identity import build, instructions, versions
 from metrale_ray.model.memory import memory
 from metrale_ray.model.slots import SlotLimits, Slots
 from metrale_ray.model.transformer import TransformerModel
@@ -84,7 +83,7 @@ def introduce(setup: RankSetup) -> Hello:
     config = setup.config
     must_equal = {
         "build": build(),
-        "torch": str(torch.__version__),
+        **versions(),
         "architecture": setup.decoder.architecture,
         "dtype": str(setup.dtype),
         "device": setup.device.type,
@@ -104,7 +103,6 @@ def introduce(setup: RankSetup) -> Hello:
         "host": socket.gethostname(),
         "address": setup.host,
         "process": str(os.getpid()),
-        "python": platform.python_version(),
     }
     return Hello(
         rank=Rank(setup.rank),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,19 @@ def test_the_instructions_name_what_kernels_are_chosen_by(monkeypatch: pytest.Mo
     monkeypatch.setattr(identity, "_processor", lambda root: ("Maker", {"fma", "avx2", "sse2"}))
     capability = torch.backends.cpu.get_cpu_capability()
     assert identity.instructions(torch.device("cpu")) == f"{capability} Maker fma avx2"
+
+
+def test_versions_are_of_python_ray_and_torch() -> None:
+    assert identity.versions() == {
+        "python": platform.python_version(),
+        "ray": importlib.metadata.version("ray"),
+        "torch": torch.__version__,
+    }
+
+
+def test_a_package_that_is_not_installed_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert identity.versions.__wrapped__()["ray"] == "unknown"

@@ -13,6 +13,7 @@ import torch
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, StartError
 from metrale_ray.model import ranks
+from metrale_ray.model.identity import versions
 from metrale_ray.model.memory import memory
 from metrale_ray.model.ranks import differences, introduce, open_rank
 from metrale_ray.model.weights import kv_block_bytes, shard_bytes
@@ -45,6 +46,21 @@ def test_each_setting_that_differs_is_named_with_both_values(tiny: TINY, changes
     mine = introduce(open_rank(config(tiny("qwen3"), ep_size=2, dtype="float32"), 0))
     other = introduce(open_rank(config(tiny("qwen3"), ep_size=2, **{"dtype": "float32", **changes}), 1))
     assert line in differences(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "here", "there"),
+    [("python", "3.11.4", "3.11.9"), ("ray", "2.60.0", "2.59.1"), ("torch", "2.13.0", "2.12.1")],
+)
+def test_each_version_that_differs_is_named_with_both_nodes_and_both_values(
+    tiny: TINY, monkeypatch: pytest.MonkeyPatch, name: str, here: str, there: str
+) -> None:
+    hellos = []
+    for rank, version in enumerate((here, there)):
+        monkeypatch.setattr(ranks, "versions", lambda version=version: {**versions(), name: version})
+        hellos.append(introduce(open_rank(config(tiny("qwen3"), ep_size=2), rank, f"10.0.0.{rank + 1}")))
+    line = f"{name}: rank 0 on 10.0.0.1 has '{here}', rank 1 on 10.0.0.2 has '{there}'"
+    assert differences(*hellos) == [line]
 
 
 def test_another_checkpoint_is_a_difference(tiny: TINY) -> None:
