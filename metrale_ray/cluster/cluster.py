@@ -20,11 +20,12 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from metrale_ray.cluster import node_versions
 from metrale_ray.cluster.actors import HeadActor, WorkerActor
-from metrale_ray.cluster.endings import at_place, first_line, own_error, own_error_of, reason, worst
+from metrale_ray.cluster.endings import at_place, first_line, own_error, own_error_of, reason, unstarted, worst
 from metrale_ray.cluster.environment import runtime_env
 from metrale_ray.cluster.names import NAMESPACE, actor_name, is_taken, name_taken
-from metrale_ray.cluster.placement import lacking, node_addresses, unplaceable, with_resources
+from metrale_ray.cluster.placement import lacking, node_addresses, node_ids, unplaceable, with_resources
 from metrale_ray.cluster.session import RaySession
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
@@ -72,8 +73,11 @@ class Cluster:
             self._session.join(self.config.address)
             self.config = with_resources(self.config)
             self._claim_name()
-            self._addresses = node_addresses(self._place())
+            group = self._place()
+            self._addresses = node_addresses(group)
             self._deadline = time.monotonic() + self.config.start_timeout_s
+            if not self._session.is_local:  # there everything is this process's own
+                self._check_versions(node_ids(group))
             self._start_actors()
             self._wait_ready(on_state)
         except BaseException:
@@ -183,6 +187,13 @@ class Cluster:
                 raise PlacementError(unplaceable(config, bundle, hopeless))
             time.sleep(POLL_S)
 
+    def _check_versions(self, ids: list[str]) -> None:
+        """Refuse nodes that lack this package or differ in their versions, before an actor of it is there."""
+        ranks = {self._place_of(ids.index(node_id)): ids.index(node_id) for node_id in ids}  # the first of each node
+        asked = node_versions.ask({place: ids[rank] for place, rank in ranks.items()}, runtime_env(os.environ))
+        answers = {place: self._of(ranks[place], ref) for place, ref in asked.items()}
+        node_versions.check(node_versions.look(), answers)
+
     def _start_actors(self) -> None:
         config = self.config
         host = LOOPBACK if self._session.is_local else None
@@ -229,7 +240,7 @@ class Cluster:
             limit = f"the start limit of {self.config.start_timeout_s:g} s"
             raise StartError(f"{self._place_of(rank)} did not answer within {limit}") from error
         except ray.exceptions.RayError as error:
-            raise StartError(f"{self._place_of(rank)} did not start: {first_line(error)}") from error
+            raise unstarted(self._place_of(rank), error) from error
 
     def _wait_ready(self, on_state: Callable[[HeadState], None]) -> None:
         while True:

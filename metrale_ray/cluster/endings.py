@@ -12,6 +12,13 @@ import ray
 from metrale_ray.errors import EngineDead, MetraleError, StartError
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Ray's own check of a process that joins, in its own lines.
+VERSION_MISMATCH = re.compile(
+    r"Version mismatch: .*?Ray: (?P<ray>\S+)\s+Python: (?P<python>\S+)"
+    r".*?Ray: (?P<my_ray>\S+)\s+Python: (?P<my_python>\S+)",
+    re.DOTALL,
+)
+MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
 NAMED_ERROR = re.compile(r"[\w.]*(Error|Exception|Failed|Lost|Desync)\b.*: ")
 
 
@@ -47,9 +54,24 @@ def at_place(place: str, rank: int, message: str) -> str:
 
 def unreachable(address: str, error: Exception) -> StartError:
     """Ray cannot be reached. That it wants a token is told in the cause of Ray's own error only."""
+    differs = VERSION_MISMATCH.search(str(error))
+    if differs is not None:
+        text = "Ray {ray} on Python {python}, and this process has Ray {my_ray} on Python {my_python}"
+        text = text.format(**differs.groupdict())
+        return StartError(f"cannot join Ray at {address!r}: it has {text}; use the same versions everywhere")
     wants_token = "AuthenticationError" in f"{error} {error.__cause__}"
     hint = ". It wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
     return StartError(f"cannot reach Ray at {address!r}: {first_line(error)}{hint if wants_token else ''}")
+
+
+def unstarted(place: str, error: BaseException) -> StartError:
+    """A rank's process did not come up; what its node has not installed is told as that."""
+    line = first_line(error)
+    missing = MISSING_MODULE.search(line)
+    if missing is None:
+        return StartError(f"{place} did not start: {line}")
+    advice = "install metrale-ray with its dependencies there, in the Python that Ray runs in"
+    return StartError(f"{place} did not start: {missing[1]} is not installed there; {advice}")
 
 
 def reason(ref: Any) -> MetraleError | None:

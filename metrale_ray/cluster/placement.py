@@ -32,11 +32,16 @@ def with_resources(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, **changes)
 
 
+def node_ids(group: PlacementGroup) -> list[str]:
+    """Ray's id of each rank's node, in rank order. `group` has been placed."""
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    return [placed[rank] for rank in range(len(placed))]
+
+
 def node_addresses(group: PlacementGroup) -> list[str]:
     """The address of each rank's node, in rank order, from Ray's tables. `group` has been placed."""
-    placed = placement_group_table(group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return [addresses[placed[rank]] for rank in range(len(placed))]
+    return [addresses[node_id] for node_id in node_ids(group)]
 
 
 def lacking(config: EngineConfig, bundle: dict[str, float]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from metrale_ray.cluster.endings import unreachable, worst
+from metrale_ray.cluster.endings import unreachable, unstarted, worst
 from metrale_ray.errors import EngineDead, LinkLost, MetraleError
 
 Reasons = list[tuple[int, MetraleError | None]]
@@ -57,3 +57,30 @@ def test_a_ray_that_wants_a_token_is_told_from_one_that_is_not_there() -> None:
     assert unreachable("10.0.0.1:6379", absent).message == "cannot reach Ray at '10.0.0.1:6379': Failed to connect"
     absent.__cause__ = RuntimeError("ray.exceptions.AuthenticationError: InvalidAuthToken")
     assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in unreachable("10.0.0.1:6379", absent).message
+
+
+def test_a_ray_of_another_version_is_told_with_all_four_versions() -> None:
+    mismatch = RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.11.4\n"
+        "This process on node 10.0.0.2:0 was started with:\n    Ray: 2.59.1\n    Python: 3.12.1\n"
+    )
+    assert unreachable("10.0.0.1:6379", mismatch).message == (
+        "cannot join Ray at '10.0.0.1:6379': it has Ray 2.60.0 on Python 3.11.4, and this process has Ray 2.59.1 on "
+        "Python 3.12.1; use the same versions everywhere"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "The actor died because of an error raised in its creation task\n  File x\n"
+            "ModuleNotFoundError: No module named 'zmq'",
+            "zmq is not installed there; install metrale-ray with its dependencies there, "
+            "in the Python that Ray runs in",
+        ),
+        ("its node died", "its node died"),
+    ],
+)
+def test_a_rank_that_does_not_start_is_named_with_what_its_node_lacks(text: str, told: str) -> None:
+    assert unstarted("rank 1 on 10.0.0.2", RuntimeError(text)).message == f"rank 1 on 10.0.0.2 did not start: {told}"
