@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Expert-parallel serving of mixture-of-experts language models on Ray.
 
-The public names are `LLM`, `SamplingParams`, `StructuredOutputs` (the form of an answer), `EngineConfig`, `Logprob` (of
-which an answer has one for each candidate that was asked for) and `__version__`. Each is looked up when it is first
-asked for, so that `import metrale_ray` loads neither torch nor Ray.
+The public names are `LLM`, `attach` (to an engine that runs) and its `AttachedLLM`, `SamplingParams`,
+`StructuredOutputs` (the form of an answer), `EngineConfig`, `Logprob` (of which an answer has one for each candidate
+that was asked for) and `__version__`. Each is looked up when it is first asked for, so that `import metrale_ray` loads
+neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib import import_module
 # Not from `typing`: the command line begins here, and an interrupt before its first line is a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from metrale_ray.attached import AttachedLLM, attach
     from metrale_ray.config import EngineConfig
     from metrale_ray.llm import LLM
     from metrale_ray.sampling.params import SamplingParams
@@ -21,10 +23,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "EngineConfig", "Logprob", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = [
+    "LLM",
+    "AttachedLLM",
+    "EngineConfig",
+    "Logprob",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+    "attach",
+]
 
 _HOMES = {
     "LLM": "metrale_ray.llm",
+    "AttachedLLM": "metrale_ray.attached",
+    "attach": "metrale_ray.attached",
     "SamplingParams": "metrale_ray.sampling.params",
     "StructuredOutputs": "metrale_ray.sampling.structured",
     "EngineConfig": "metrale_ray.config",

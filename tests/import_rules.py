@@ -69,6 +69,9 @@ LEVELS = {
     "": 5,  # metrale_ray/__init__.py: the public names, found when they are asked for
     "cluster": 5,
     "llm": 5,
+    "attached": 5,
+    "driver": 5,
+    "ray_data": 6,
     "model_files": 5,
     "demo": 5,
     "progress": 5,
@@ -77,9 +80,11 @@ LEVELS = {
     "serve.deployment": 6,
     "service": 5,
     "traffic": 5,
+    "batch": 5,
     "deploying": 5,
     "cli": 6,
     "cli_answers": 6,
+    "cli_batch": 6,
     "cli_bench": 6,
     "cli_bench_flags": 6,
     "cli_serve": 6,
@@ -87,6 +92,7 @@ LEVELS = {
     "cli_chat": 6,
     "cli_cluster": 6,
     "cli_cluster_flags": 6,
+    "cli_cluster_questions": 6,
     "cli_doctor": 6,
     "cli_inspect": 6,
     "cli_output": 6,
@@ -99,7 +105,7 @@ APART = ("scheduler", "model", "serve")
 # Modules of others, and the only places that may import them.
 HOMES = {
     "torch": ("model", "sampling", "demo"),
-    "ray": ("cluster", "llm", "service", "serve.deployment", "doctor.nodes"),
+    "ray": ("cluster", "llm", "ray_data", "service", "serve.deployment", "doctor.nodes"),
     "fastapi": ("serve.http", "serve.deployment", "service"),
     "starlette": ("serve.http", "serve.deployment"),
     "uvicorn": ("service",),

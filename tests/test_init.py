@@ -18,6 +18,8 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
     ("name", "home"),
     [
         ("LLM", "metrale_ray.llm"),
+        ("AttachedLLM", "metrale_ray.attached"),
+        ("attach", "metrale_ray.attached"),
         ("SamplingParams", "metrale_ray.sampling.params"),
         ("EngineConfig", "metrale_ray.config"),
         ("Logprob", "metrale_ray.serve.outputs"),

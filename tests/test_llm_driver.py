@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from metrale_ray import LLM, SamplingParams
-from metrale_ray import llm as driver
+from metrale_ray import LLM, SamplingParams, driver
+from metrale_ray import llm as llm_module
+from metrale_ray.cluster import address as address_module
 from metrale_ray.errors import ConfigError, EngineDead, StartError
 from metrale_ray.progress import LoadProgress
 from metrale_ray.protocol.front.messages import Abort
@@ -34,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlayedCluster, "made", [], raising=False)
     monkeypatch.setattr(PlayedClient, "made", [], raising=False)
-    monkeypatch.setattr(driver, "Cluster", PlayedCluster)
+    monkeypatch.setattr(llm_module, "Cluster", PlayedCluster)
     monkeypatch.setattr(driver, "FrontClient", PlayedClient)
 
 
@@ -212,7 +213,7 @@ class Joined:
 def test_an_address_of_another_ray_is_refused_with_both(
     model: Path, monkeypatch: pytest.MonkeyPatch, joined: str, asked: str
 ) -> None:
-    monkeypatch.setattr(driver, "ray", Joined(joined))
+    monkeypatch.setattr(address_module, "ray", Joined(joined))
     with pytest.raises(ConfigError) as caught:
         LLM(str(model), device="cpu", address=asked)
     assert f"address is '{asked}', and this process has joined the Ray at '{joined}'" in caught.value.message
@@ -226,7 +227,7 @@ def test_an_address_of_another_ray_is_refused_with_both(
 def test_an_address_that_may_be_that_of_the_joined_ray_is_taken(
     model: Path, monkeypatch: pytest.MonkeyPatch, joined: str, asked: str | None
 ) -> None:
-    monkeypatch.setattr(driver, "ray", Joined(joined))
+    monkeypatch.setattr(address_module, "ray", Joined(joined))
     for address in (asked, joined or None):
         with LLM(str(model), device="cpu", address=address):
             assert len(cluster().done) == 1
@@ -235,7 +236,7 @@ def test_an_address_that_may_be_that_of_the_joined_ray_is_taken(
 def test_an_address_in_the_environment_does_not_matter_where_ray_was_joined(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "ray", Joined("10.0.0.5:6379"))
+    monkeypatch.setattr(address_module, "ray", Joined("10.0.0.5:6379"))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.6:6379")
     with LLM(str(model), device="cpu"):
         assert cluster().done == ["start"]

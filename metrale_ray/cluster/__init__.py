@@ -2,6 +2,8 @@
 """One engine on Ray: its placement group and its actors, from start to end.
 
 cluster      `Cluster`: start, watch, stop, close
+running      `RunningEngine`: an engine that somebody else started
+address      which Ray is meant
 actors       the head and the workers as actors
 names        the names that actors have on a Ray
 environment  what ranks get of the driver's environment

@@ -8,20 +8,36 @@ on no other; on a Ray of our own, which is one machine, on the loopback address.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from metrale_ray.config import EngineConfig
+from metrale_ray.errors import EngineDead
 from metrale_ray.head import Head, HeadState
 from metrale_ray.process_end import die_at_sigterm, die_with_parent
 from metrale_ray.worker import HeadAddress, Worker
 
 # Once its run has ended, an actor is there to be asked why. Its driver has read that and ended it long before this.
 LEAVE_S = 5.0
+STOPPED = "the engine was stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class WayIn:
+    """What a front must know of an engine that runs: where its head is, the head's public key, the settings, and where
+    each rank is."""
+
+    front_address: str
+    head_key: str
+    config: EngineConfig
+    ranks: list[dict[str, Any]]
 
 
 class HeadActor:
@@ -32,7 +48,10 @@ class HeadActor:
         die_at_sigterm()
         _log_to_stderr(config)
         self._host = host or _node_address()
+        self._config = config
         self._head = Head(config, self._host)
+        self._places: list[dict[str, Any]] = []
+        self._has_ended = asyncio.Event()
 
     async def listen(
         self, worker_keys: dict[int, str], front_key: str, places: list[dict[str, Any]]
@@ -40,6 +59,7 @@ class HeadActor:
         """Open every door, to the processes with these public keys alone: one address for each worker, the fronts' one
         and the head's own public key. `places`: where each rank is, for whoever asks."""
         addresses = await self._head.listen(worker_keys)
+        self._places = places
         self._head.note_places(places)
         self._head.allow_front(front_key, is_lasting=True)  # the driver's own, which is allowed but once
         return addresses, self._head.front_address, self._head.public_key
@@ -48,11 +68,28 @@ class HeadActor:
         """Let one more front connect; its key is good while it has a session and some minutes after."""
         self._head.allow_front(public_key)
 
+    async def way_in(self, public_key: str) -> WayIn | None:
+        """Let the front with this key in; None while the engine is not ready. Raises EngineDead once it has ended."""
+        phase = self._head.state.phase
+        if phase == "ended":
+            raise self._death()
+        if phase != "ready":
+            return None
+        self._head.allow_front(public_key)
+        return WayIn(self._head.front_address, self._head.public_key, self._config, self._places)
+
+    async def ended(self, timeout_s: float) -> EngineDead | None:
+        """Wait so long for the engine's end, and say why it has ended; None while it runs."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_ended.wait(), timeout_s)
+        return self._death() if self._has_ended.is_set() else None
+
     async def serve(self) -> None:
         """Run the engine to its end."""
         try:
             await self._head.serve()
         finally:
+            self._has_ended.set()
             _leave_soon()
 
     async def state(self) -> HeadState:
@@ -70,6 +107,12 @@ class HeadActor:
     async def whoami(self) -> dict[str, Any]:
         """Process id, node and address of this rank."""
         return _whoami(0, self._host)
+
+    def _death(self) -> EngineDead:
+        failure = self._head.state.failure
+        if failure is None:
+            return EngineDead(STOPPED)
+        return EngineDead(failure.message, rank=getattr(failure, "rank", None))
 
 
 class WorkerActor:
