@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import metrale_ray
 from metrale_ray import cli_bench_flags as bench_flags
+from metrale_ray import cli_cluster_flags as cluster_flags
 from metrale_ray.cli_flags import (
     CONFIG_FLAG,
     DEMO_ENGINE_SETTINGS,
@@ -67,6 +68,7 @@ def make_parser() -> Parser:
     _add_inspect(commands)
     _add_doctor(commands)
     _add_bench(commands)
+    _add_cluster(commands)
     return parser
 
 
@@ -116,6 +118,15 @@ def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
     _add_group(serve, "load", bench_flags.LOAD_FLAGS)
     _add_group(serve, "prompts", bench_flags.PROMPT_FLAGS)
     _add_group(serve, "output", (OBJECT_FLAG,))
+
+
+def _add_cluster(commands: argparse._SubParsersAction[Parser]) -> None:
+    cluster = commands.add_parser("cluster", help="make a cluster's configuration", description="Bring up a cluster.")
+    kinds = cluster.add_subparsers(dest="cluster", metavar="WHAT", required=True)
+    text = "Write a configuration for `ray up` or Kubernetes. On a terminal, what is missing is asked for."
+    yaml = kinds.add_parser("yaml", help="write a configuration for `ray up` or Kubernetes", description=text)
+    for title, flags in cluster_flags.GROUPS.items():
+        _add_group(yaml, title, flags)
 
 
 def _engine_flags(settings: tuple[str, ...]) -> tuple[Flag, ...]:

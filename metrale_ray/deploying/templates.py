@@ -11,11 +11,14 @@ import shlex
 import sys
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
-import jinja2
 import yaml
 
 from metrale_ray.errors import UserError
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def render(name: str, values: Mapping[str, object]) -> str:
@@ -42,6 +45,22 @@ def yaml_string(text: str) -> str:
     return quoted.rstrip("\n")
 
 
+def yaml_block(text: str, indent: int) -> str:
+    """`text` as a value of YAML: a block of lines below an `indent`, or in quotes where a block would not read back."""
+    space = " " * indent
+    block = "|-\n" + "\n".join(f"{space}{line}" if line else "" for line in text.split("\n"))
+    if text.isascii() and "\n" in text and _reads_as(block, text):
+        return block
+    return yaml_string(text)
+
+
+def _reads_as(block: str, text: str) -> bool:
+    try:
+        return bool(yaml.safe_load(block) == text)
+    except yaml.YAMLError:
+        return False
+
+
 def shell_word(text: str) -> str:
     """`text` as one word of a shell's command line."""
     return shlex.quote(text)
@@ -49,6 +68,8 @@ def shell_word(text: str) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
+    import jinja2  # most commands never need it
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("metrale_ray.deploying"),
         undefined=jinja2.StrictUndefined,
@@ -58,5 +79,6 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # the output is YAML; `yaml_string` is its own escape
     )
     environment.filters["yaml_string"] = yaml_string
+    environment.filters["yaml_block"] = yaml_block
     environment.filters["shell_word"] = shell_word
     return environment
