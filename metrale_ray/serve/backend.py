@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from metrale_ray.errors import EngineDead
+from metrale_ray.serve.failures import ApiError, bad_request
 from metrale_ray.serve.front import Front
 from metrale_ray.serve.structured import GrammarChecks
 from metrale_ray.serve.text import Tokenizer
@@ -98,3 +99,20 @@ class ServedModel:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     grammars: GrammarChecks | None = None
+
+
+def model_named(models: Sequence[ServedModel], name: str | None) -> ServedModel:
+    """The model of this name; None is the only one there is. Raises ApiError 404 or 400."""
+    if name is None:
+        if len(models) > 1:
+            raise bad_request(f"model is missing; there are {_names(models)}", param="model")
+        return models[0]
+    for model in models:
+        if name in model.names:
+            return model
+    message = f"there is no model {name[:200]!r} here; there are {_names(models)}"
+    raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def _names(models: Sequence[ServedModel]) -> str:
+    return ", ".join(name for model in models for name in model.names)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from metrale_ray.serve.backend import ServedModel
-from metrale_ray.serve.failures import ApiError, bad_request
+from metrale_ray.serve.backend import ServedModel, model_named
 from metrale_ray.serve.http.drain import Drain
 from metrale_ray.serve.http.metering import HttpMetrics
 from metrale_ray.serve.http.settings import HttpSettings
@@ -34,15 +33,7 @@ class Service:
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; None is the only one there is. Raises ApiError 404 or 400."""
-        if name is None:
-            if len(self.models) > 1:
-                raise bad_request(f"model is missing; there are {self._names()}", param="model")
-            return self.models[0]
-        for model in self.models:
-            if name in model.names:
-                return model
-        message = f"there is no model {name[:200]!r} here; there are {self._names()}"
-        raise ApiError(404, message, code="model_not_found", param="model")
+        return model_named(self.models, name)
 
     def call(self, request: Request, model_name: str | None, kind: str | None = None) -> Call:
         """A call for this model; `kind` is how its tokens are counted, None for not at all. Raises ApiError."""
@@ -52,6 +43,3 @@ class Service:
         if kind is not None:
             meter = VisitMeter(visit, self.metrics.meter(model.names[0], kind))
         return Call(model, model_name or model.names[0], self.settings.api, visit.request_id, meter)
-
-    def _names(self) -> str:
-        return ", ".join(name for model in self.models for name in model.names)
