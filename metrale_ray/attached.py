@@ -47,7 +47,8 @@ class AttachedLLM(Driver):
             self._steps.callback(self._running.close)
             way = self._running.find(address or os.environ.get(RAY_ADDRESS) or AUTO, timeout_s)
             self.config: EngineConfig = way.config
-            self.tokenizer = load_tokenizer(_folder(name, way.config, model))
+            self.model_path = _folder(name, way.config, model)
+            self.tokenizer = load_tokenizer(self.model_path)
             self._open(self._running, way.config.max_queue_len)
             self.max_model_len = self._client.wait_opened(0).max_model_len
         except BaseException:

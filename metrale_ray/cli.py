@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from metrale_ray import cli_bench, cli_chat, cli_cluster, cli_doctor, cli_inspect, cli_serve
+from metrale_ray import cli_batch, cli_bench, cli_chat, cli_cluster, cli_doctor, cli_inspect, cli_serve
 from metrale_ray.cli_answers import AnswerWriter, tell_failed
 from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, request_options, sampling_params
 from metrale_ray.cli_parser import make_parser
@@ -73,6 +73,8 @@ def main(
                     return doctor(given, answers)
                 case "cluster":
                     return cli_cluster.cluster(given, answers)
+                case "batch":
+                    return cli_batch.batch(given, open_llm or _open_llm)
                 case "bench":
                     return cli_bench.bench_serve(given, os.environ, answers)
                 case _:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import metrale_ray
 from metrale_ray import cli_bench_flags as bench_flags
 from metrale_ray import cli_cluster_flags as cluster_flags
+from metrale_ray.cli_batch import BATCH_FLAGS, BATCH_LIMIT_FLAGS, STRICTNESS_FLAGS
 from metrale_ray.cli_flags import (
     CONFIG_FLAG,
     DEMO_ENGINE_SETTINGS,
@@ -64,6 +65,7 @@ def make_parser() -> Parser:
     _add_group(demo, "question", (QUESTION_FLAG,))
     _add_group(demo, "engine", _engine_flags(DEMO_ENGINE_SETTINGS))
     _add_serve(commands)
+    _add_batch(commands)
     _add_chat(commands)
     _add_inspect(commands)
     _add_doctor(commands)
@@ -92,6 +94,22 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     _add_group(serve, "model", tuple(with_default(flag, defaults) for flag in MODEL_FLAGS))
     _add_group(serve, "limits of a request", tuple(with_default(flag, defaults) for flag in LIMIT_FLAGS))
     _add_group(serve, "engine", tuple(with_default(flag, engine_defaults()) for flag in ENGINE_FLAGS))
+
+
+def _add_batch(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = (
+        "Answer the requests of a file in OpenAI's batch format into another file. What that answers already is not "
+        "asked again, so after an interruption the same command goes on."
+    )
+    batch = commands.add_parser("batch", help="answer the requests of a file into another file", description=text)
+    batch.add_argument("input", metavar="INPUT", help="file with one request in each line")
+    batch.add_argument("output", metavar="OUTPUT", help="file that gets one line for each, as the answers come")
+    defaults = service_defaults()
+    config = dataclasses.replace(CONFIG_FLAG, help="YAML file of these options and engine settings, such as serve's")
+    _add_group(batch, "batch", (*BATCH_FLAGS, *STRICTNESS_FLAGS, config))
+    _add_group(batch, "model", tuple(with_default(flag, defaults) for flag in MODEL_FLAGS))
+    _add_group(batch, "limits of a request", tuple(with_default(flag, defaults) for flag in BATCH_LIMIT_FLAGS))
+    _add_group(batch, "engine", tuple(with_default(flag, engine_defaults()) for flag in ENGINE_FLAGS))
 
 
 def _add_inspect(commands: argparse._SubParsersAction[Parser]) -> None:

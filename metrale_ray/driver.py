@@ -15,6 +15,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -27,6 +28,7 @@ from metrale_ray.serve.front import Front
 from metrale_ray.serve.loop_thread import LoopThread
 from metrale_ray.serve.outputs import RequestOutput
 from metrale_ray.serve.prompts import Prompt, PromptRequest
+from metrale_ray.serve.session_backend import SessionBackend
 from metrale_ray.serve.text import Tokenizer
 from metrale_ray.serve.watch import WHY_S, Watch
 
@@ -61,10 +63,12 @@ class Engine(Protocol):
 class Driver:
     """A session with an engine. `closed`: what is told to whoever asks after `close`.
 
-    `tokenizer` is None for a checkpoint without one; `max_model_len` is in tokens of one sequence, prompt and answer.
+    `model_path` is the checkpoint's folder; `tokenizer` is None for one without; `max_model_len` is in tokens of one
+    sequence, prompt and answer.
     """
 
     def __init__(self, closed: str) -> None:
+        self.model_path = Path()
         self.tokenizer: Tokenizer | None = None
         self.max_model_len = 0
         self._closed = closed
@@ -224,6 +228,11 @@ class Driver:
         if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
             raise RequestError('messages must be a list of {"role": ..., "content": ...}', param="messages")
         return self.tokenizer.chat(messages)
+
+    def backend(self) -> SessionBackend:
+        """The engine as the code of a service asks it. Raises EngineDead."""
+        self._check_open()
+        return SessionBackend(self._client, self._front, self._dead)
 
     def stats(self) -> dict[str, Any]:
         """Gauges, counters, and the ranks with their process ids and nodes. Raises EngineDead."""

@@ -37,6 +37,7 @@ class LLM(Driver):
         check_address(config.address)  # the one in the environment is for whoever starts Ray
         self.config = config.resolved()
         files = open_model(self.config)  # refuse before Ray starts
+        self.model_path = files.path
         self.max_model_len = files.max_model_len
         self.tokenizer = files.tokenizer
         try:

@@ -107,13 +107,20 @@ class Batch:
             steps.callback(lines.close)
             self.tally.begin()
             shown = asyncio.ensure_future(show(self.tally))
-            workers = [asyncio.ensure_future(self._work(lines, answering)) for _ in range(self._options.concurrency)]
+            count = self._concurrency(engine)
+            workers = [asyncio.ensure_future(self._work(lines, answering)) for _ in range(count)]
             try:
                 await asyncio.gather(*workers)
             finally:
                 for task in (*workers, shown):
                     task.cancel()
                 await asyncio.gather(*workers, shown, return_exceptions=True)
+
+    def _concurrency(self, engine: BatchEngine | None) -> int:
+        """Twice what a step takes, so that the engine has others at once when some end."""
+        if self._options.concurrency is not None:
+            return self._options.concurrency
+        return 1 if engine is None else 2 * engine.config.max_batch_size
 
     async def _prepare(self, engine: BatchEngine, steps: contextlib.ExitStack) -> Answering:
         """What a service makes of a model."""

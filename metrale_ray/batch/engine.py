@@ -7,12 +7,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from metrale_ray.config import EngineConfig
 from metrale_ray.serve.backend import Backend
 from metrale_ray.serve.text import Tokenizer
 
 
 class BatchEngine(Protocol):
     """A driver of an engine that is ready."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings."""
+        ...
 
     @property
     def model_path(self) -> Path:

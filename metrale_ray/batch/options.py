@@ -11,9 +11,6 @@ from metrale_ray.serve.limits import ServeLimits
 from metrale_ray.serve.openai.call import ApiSettings
 from metrale_ray.serve.options import ModelOptions
 
-DEFAULT_CONCURRENCY = 64
-"""Twice the sequences that a step has by default: while some end, others wait in the engine already."""
-
 MAX_CONCURRENCY = 16_384
 """Requests in flight; each takes a task and holds its body."""
 
@@ -24,23 +21,25 @@ class BatchOptions:
 
     `served_model_name`: what requests may call the model, one name or several; its folder where none is given.
     `chat_template`: a file in place of the checkpoint's. `tool_parser`, `reasoning_parser`: how answers are read, None
-    for not at all. `concurrency`: requests in flight. `retry_errors`: what OUTPUT has as errors is asked again.
-    `strict`: unknown fields are errors. `allow_request_templates`: a request may bring a chat template of its own.
+    for not at all. `concurrency`: requests in flight, twice the sequences of a step where it is None. `retry_errors`:
+    what OUTPUT has as errors is asked again. `strict`: unknown fields are errors. `allow_request_templates`: a request
+    may bring a chat template of its own.
     """
 
     served_model_name: str | tuple[str, ...] = ()
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    concurrency: int = DEFAULT_CONCURRENCY
+    concurrency: int | None = None
     retry_errors: bool = False
     strict: bool = False
     allow_request_templates: bool = False
     limits: ServeLimits = field(default_factory=ServeLimits)
 
     def __post_init__(self) -> None:
-        if type(self.concurrency) is not int or not 1 <= self.concurrency <= MAX_CONCURRENCY:
-            raise ConfigError(f"concurrency is {self.concurrency!r}; it must be an integer from 1 to {MAX_CONCURRENCY}")
+        number = self.concurrency
+        if number is not None and (type(number) is not int or not 1 <= number <= MAX_CONCURRENCY):
+            raise ConfigError(f"concurrency is {number!r}; it must be an integer from 1 to {MAX_CONCURRENCY}")
         for name in ("retry_errors", "strict", "allow_request_templates"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")

@@ -36,6 +36,7 @@ class RigEngine:
     max_model_len: int = MAX_MODEL_LEN
 
     def __post_init__(self) -> None:
+        self.config = self.process.config
         self.tokenizer: Tokenizer | None = load_tokenizer(self.model_path)
 
     def backend(self) -> Backend:
