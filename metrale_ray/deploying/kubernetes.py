@@ -10,9 +10,7 @@ What it leaves out: the volume with the model, Secrets, an Ingress, and the imag
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -56,7 +54,7 @@ UPGRADES = ("NewCluster", "None")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
-    """What a manifest can be told; a field's name with dashes is its flag. Raises ConfigError.
+    """What a manifest can be told; the flags have these names with dashes. Raises ConfigError.
 
     `model`: the checkpoint's folder in the pods, below /models, where the claim `model_claim` is mounted. `ranks` are
     spread over pods of `ranks_per_pod`. `memory` and `shm`: each pod of ranks, shm being a part of its memory, as
@@ -195,16 +193,6 @@ def render_raycluster(options: KubernetesOptions) -> str:
     return _render("raycluster", options)
 
 
-def flags(kind: Kind, options: KubernetesOptions) -> list[str]:
-    """The flags of `metrale-ray cluster yaml` that ask for these options, without those that are as usual."""
-    given = ["--provider", "kubernetes", "--kind", kind]
-    for field in dataclasses.fields(options):
-        value, flag = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
-        if value != field.default:
-            given += [flag] if value is True else [flag, str(value)]
-    return given
-
-
 def _render(kind: Kind, options: KubernetesOptions) -> str:
     limit = MAX_NAME_CHARACTERS[kind]
     if len(options.name) > limit:
@@ -218,7 +206,6 @@ def _values(kind: Kind, options: KubernetesOptions) -> dict[str, object]:
     cpus = rank_cpus + SERVING_CPUS
     return {
         "options": options,
-        "command": shlex.join(["metrale-ray", "cluster", "yaml", *flags(kind, options)]),
         "is_service": is_service,
         "model_folder": MODEL_FOLDER,
         "data_folder": DATA_FOLDER,
