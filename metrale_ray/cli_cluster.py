@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import metrale_ray
+from metrale_ray import cli_wait
 from metrale_ray.cli_cluster_flags import KINDS, PROVIDERS, TAKES, flag_of
 from metrale_ray.cli_cluster_questions import NO_KEY, asker, complete, provider, take_default
 from metrale_ray.deploying import ray_up, values
@@ -34,7 +35,7 @@ THE_FILE = "FILE"  # what the advice says where the YAML went to standard output
 
 def cluster(given: Mapping[str, Any], answers: TextIO) -> int:
     """One of the commands of `metrale-ray cluster`."""
-    return cluster_yaml(given, answers)
+    return cli_wait.wait(given, answers) if given["cluster"] == "wait" else cluster_yaml(given, answers)
 
 
 def cluster_yaml(given: Mapping[str, Any], answers: TextIO) -> int:

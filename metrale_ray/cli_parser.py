@@ -34,6 +34,7 @@ from metrale_ray.cli_flags import (
     with_default,
 )
 from metrale_ray.cli_serve import LIMIT_FLAGS, MODEL_FLAGS, SERVICE_FLAGS, service_defaults
+from metrale_ray.cli_wait import WAIT_FLAGS
 from metrale_ray.errors import UserError
 
 
@@ -139,12 +140,15 @@ def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_cluster(commands: argparse._SubParsersAction[Parser]) -> None:
-    cluster = commands.add_parser("cluster", help="make a cluster's configuration", description="Bring up a cluster.")
+    cluster = commands.add_parser("cluster", help="bring up a cluster", description="Bring up a cluster.")
     kinds = cluster.add_subparsers(dest="cluster", metavar="WHAT", required=True)
     text = "Write a configuration for `ray up` or Kubernetes. On a terminal, what is missing is asked for."
     yaml = kinds.add_parser("yaml", help="write a configuration for `ray up` or Kubernetes", description=text)
     for title, flags in cluster_flags.GROUPS.items():
         _add_group(yaml, title, flags)
+    text = "Wait until all nodes of a cluster have joined Ray, and name those that do not come. Run it on the head."
+    wait = kinds.add_parser("wait", help="wait until all nodes have joined Ray", description=text)
+    _add_group(wait, "cluster", WAIT_FLAGS)
 
 
 def _engine_flags(settings: tuple[str, ...]) -> tuple[Flag, ...]:

@@ -99,13 +99,14 @@ LEVELS = {
     "cli_prompts": 6,
     "cli_parser": 6,
     "cli_token": 6,
+    "cli_wait": 6,
     "__main__": 6,
 }
 APART = ("scheduler", "model", "serve")
 # Modules of others, and the only places that may import them.
 HOMES = {
     "torch": ("model", "sampling", "demo"),
-    "ray": ("cluster", "llm", "ray_data", "service", "serve.deployment", "doctor.nodes"),
+    "ray": ("cluster", "llm", "ray_data", "service", "serve.deployment", "doctor.nodes", "deploying.ray_view"),
     "fastapi": ("serve.http", "serve.deployment", "service"),
     "starlette": ("serve.http", "serve.deployment"),
     "uvicorn": ("service",),
