@@ -44,6 +44,7 @@ SSH_TEST = "uptime"  # Ray tries ssh with it
 EXPORTS = re.compile(r"(?:export RAY_\w+=[^;]*; )*")
 
 SSH_SAYS = (re.compile(r"ssh: connect to host (\S+) port \d+: (.+)"), re.compile(r"\S+@(\S+): (Permission denied .+)"))
+SSH_CHATTER = ("Warning: Permanently added ", "Shared connection to ", "Connection to ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ def _complaints(found: MonitorLog, err: str) -> None:
         text = line.strip()
         if match := _first(SSH_SAYS, text):
             found.of(_id_of(found, match[1])).ssh = match[2]
-        elif text and not RECORD.match(text):
+        elif text and not RECORD.match(text) and not text.startswith(SSH_CHATTER):
             found.errors.append(text)
 
 

@@ -25,7 +25,7 @@ STATES = {
 """What the autoscaler calls the states of a node, in words."""
 
 NUM_ERROR_LINES = 6
-MAX_TEXT = 400  # characters of a command, or of a line of its output
+MAX_TEXT = 200  # characters of a command, or of a line of its output
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _of_the_whole(sight: Sight) -> str:
     """Where nothing is known of one node."""
     if sight.autoscaler_error is not None:
         lines = [line for line in sight.autoscaler_error.splitlines() if line.strip()]
-        return f"the autoscaler has ended: {_short(lines[-1].strip() if lines else 'no reason given')}"
+        return f"the autoscaler has ended: {_short(lines[-1] if lines else 'no reason given')}"
     if sight.monitor.not_launched:
         return _short(sight.monitor.not_launched[-1])
     return "the autoscaler has not begun with it, as far as is known here; its logs are on the head"
@@ -150,5 +150,6 @@ def _joined(lines: tuple[str, ...]) -> str:
     return " | ".join(_short(line) for line in lines)
 
 
-def _short(text: str) -> str:
+def _short(told: str) -> str:
+    text = " ".join(told.split())  # a command may have several lines
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

@@ -114,6 +114,12 @@ def test_a_machine_is_found_by_its_address_under_the_name_that_the_user_gave() -
     assert (found.joined, found.missing) == (("head",), (("other", STATES["setting-up"]),))
 
 
+def test_a_command_of_several_lines_is_told_in_one() -> None:
+    script = Failure("Ray start commands", "ulimit -n 65536\nray start \\\n  --block", ())
+    told = "Ray start commands (`ulimit -n 65536 ray start \\ --block`) failed"
+    assert reason(monitor=monitor(NodeLog(1, True, script))) == told
+
+
 def test_long_texts_are_cut() -> None:
     long = Failure("Setup commands", "x" * 5000, ("y" * 5000,))
     assert len(reason(monitor=monitor(NodeLog(1, True, long)))) < 3 * MAX_TEXT
