@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from metrale_ray.deploying import values
-from metrale_ray.deploying.templates import shell_word
+from metrale_ray.deploying.templates import shell_path, shell_word
 
 NODE_FOLDER = "~/.metrale-ray"
 TOKEN_PATH = "~/.ray/auth_token"  # where Ray looks for it by itself
@@ -66,7 +66,7 @@ class NodeSetup:
     @property
     def path_command(self) -> str:
         """Puts the environment's programs first."""
-        return f'export PATH={_expanded(self.venv)}/bin:"$PATH"'
+        return f'export PATH={shell_path(self.venv)}/bin:"$PATH"'
 
     def steps(self) -> list[Step]:
         """The commands, in order."""
@@ -83,7 +83,7 @@ class NodeSetup:
 
     def pip(self, *words: str) -> str:
         """A command that installs into the environment."""
-        return " ".join([f"{_expanded(self.venv)}/bin/python -m pip install --quiet", *map(shell_word, words)])
+        return " ".join([f"{shell_path(self.venv)}/bin/python -m pip install --quiet", *map(shell_word, words)])
 
     @property
     def _is_wheel(self) -> bool:
@@ -96,12 +96,12 @@ class NodeSetup:
         return Step("Packages of the system.", f"dpkg -s {names} > /dev/null 2>&1 || {{ {install}; }}")
 
     def _package_step(self) -> Step:
-        program, wanted = f"{_expanded(self.venv)}/bin/metrale-ray", f"metrale-ray {self.version}"
+        program, wanted = f"{shell_path(self.venv)}/bin/metrale-ray", f"metrale-ray {self.version}"
         if self.package == NO_PACKAGE:
             fail = f'echo "error: node $(hostname) needs {wanted} in {self.venv}; found: $found" >&2; exit 1'
             command = f"found=$({program} --version 2>&1)\n[ \"$found\" = '{wanted}' ] || {{ {fail}; }}"
             return Step(f"The environment is there already, with {wanted}.", command)
-        make = f"{{ [ -x {_expanded(self.venv)}/bin/python ] || {self.python} -m venv {_expanded(self.venv)}; }}"
+        make = f"{{ [ -x {shell_path(self.venv)}/bin/python ] || {self.python} -m venv {shell_path(self.venv)}; }}"
         if self._is_wheel:
             # The same name may hold another build, so it is installed each time.
             again = self._install("--force-reinstall", "--no-deps", extras="")
@@ -115,33 +115,34 @@ class NodeSetup:
             words += ["--extra-index-url", CPU_INDEX]  # torch without CUDA: some GB less
         command = self.pip(*words)
         if self.constraints is not None:
-            command += f" -c {_expanded(_copied(self.constraints))}"
+            command += f" -c {shell_path(_copied(self.constraints))}"
         if not self._is_wheel:
             return f"{command} {shell_word(self.package or f'metrale-ray{extras}=={self.version}')}"
-        return f"{command} {_expanded(_copied(self.package or ''))}{shell_word(extras) if extras else ''}"
+        return f"{command} {shell_path(_copied(self.package or ''))}{shell_word(extras) if extras else ''}"
 
     def _path_step(self) -> Step:
         line = shell_word(f"{self.path_command} RAY_AUTH_MODE=token {BASHRC_MARK}")
-        change = f"sed -i --follow-symlinks '/{BASHRC_MARK}$/d' ~/.bashrc && printf '%s\\n' {line} >> ~/.bashrc"
-        command = f"touch ~/.bashrc && {{ grep -qxF {line} ~/.bashrc ||\n  {{ {change}; }}; }}"
+        forget = f"sed -i --follow-symlinks '/{BASHRC_MARK}$/d' ~/.bashrc"
+        lines = [
+            f"line={line}",
+            'touch ~/.bashrc && { grep -qxF "$line" ~/.bashrc || {',
+            f"  {forget} && printf '%s\\n' \"$line\" >> ~/.bashrc",
+            "}; }",
+        ]
+        command = "\n".join(lines)
         return Step("`ray exec`, `ray attach` and `ray down` find Ray, and use the token.", command)
 
     def _model_step(self) -> Step:
         assert self.model is not None
         if not self.model.startswith(("/", "~/")):
-            return Step("The checkpoint, in each node's cache.", f"{_expanded(self.venv)}/bin/hf download {self.model}")
+            return Step(
+                "The checkpoint, in each node's cache.", f"{shell_path(self.venv)}/bin/hf download {self.model}"
+            )
         fail = f'echo "error: node $(hostname) has no checkpoint at {self.model}" >&2; exit 1'
-        command = f"[ -f {_expanded(self.model)}/config.json ] || {{ {fail}; }}"
+        command = f"[ -f {shell_path(self.model)}/config.json ] || {{ {fail}; }}"
         return Step("The checkpoint is at the same path on each node.", command)
 
 
 def _copied(path: str) -> str:
     """Where a file of the launching machine lies on a node."""
     return f"{NODE_FOLDER}/{PurePosixPath(path).name}"
-
-
-def _expanded(path: str) -> str:
-    """`path` for a shell; the ~ of a quoted path would stay as it is."""
-    if path.startswith("~/"):
-        return f'"$HOME"/{shell_word(path[2:])}'
-    return shell_word(path)

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from metrale_ray.deploying import values
 from metrale_ray.deploying.node_setup import NODE_FOLDER, TOKEN_PATH, NodeSetup, Step
 from metrale_ray.deploying.ports import DASHBOARD_PORT, GCS_PORT, NODE_PORTS, RAY_CLIENT_PORT
-from metrale_ray.deploying.templates import render
+from metrale_ray.deploying.templates import render, shell_path
 from metrale_ray.errors import UserError
 
 MAX_NODES = 256
 MAX_RANKS_PER_NODE = 16
 MIN_DISK_GB, MAX_DISK_GB = 50, 16000
 DASHBOARD_HOSTS = ("127.0.0.1", "0.0.0.0")
-STARTED_PATH = f"{NODE_FOLDER}/started.yaml"
+BOOTSTRAP_PATH = "~/ray_bootstrap_config.yaml"  # where Ray's launcher puts the cluster's configuration
+STARTED_PATH = f"{NODE_FOLDER}/started"
 UBUNTU_PACKAGES = ("python3-venv",)
 GCP_CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 GCP_GPU_IMAGE = (
@@ -182,7 +183,7 @@ def render_gcp(options: GcpOptions) -> str:
 
 def _common(options: RayUpOptions) -> dict[str, object]:
     return {
-        "file_mounts": {TOKEN_PATH: options.token_file, **options.setup.files},
+        "file_mounts": _file_mounts(options),
         "steps": options.setup.steps(),
         "head_start": _head_start(options),
         "worker_start": _worker_start(options),
@@ -190,22 +191,28 @@ def _common(options: RayUpOptions) -> dict[str, object]:
     }
 
 
+def _file_mounts(options: RayUpOptions) -> dict[str, str]:
+    return {TOKEN_PATH: options.token_file, **options.setup.files}
+
+
 def _head_start(options: RayUpOptions) -> str:
-    """Starts Ray on the head, unless it runs with this very configuration: `ray up` runs this each time."""
+    """Starts Ray on the head, unless it runs with this configuration and these files: `ray up` runs this each time."""
     address = options.head_address
     flags = ["--head", *([f"--node-ip-address={address}"] if address else []), f"--port={GCS_PORT}"]
     flags += [f"--dashboard-host={options.dashboard_host}", f"--dashboard-port={DASHBOARD_PORT}"]
     flags += [f"--ray-client-server-port={RAY_CLIENT_PORT}", "--disable-usage-stats"]
-    flags += ["--autoscaling-config=~/ray_bootstrap_config.yaml", *_node_flags()]
+    flags += [f"--autoscaling-config={BOOTSTRAP_PATH}", *_node_flags()]
     status = f"ray status --address={address or 'localhost'}:{GCS_PORT}"
+    digest = " ".join(["sha256sum", *map(shell_path, [BOOTSTRAP_PATH, *_file_mounts(options)])])
     lines = [
         *_environment(options),
-        f"if cmp -s ~/ray_bootstrap_config.yaml {STARTED_PATH} && {status} > /dev/null 2>&1; then",
+        f"if {digest} | cmp -s - {STARTED_PATH} &&",
+        f"  {status} > /dev/null 2>&1; then",
         "  echo 'Ray runs already with this configuration.'",
         "else",
         f"  ray stop; mkdir -p {NODE_FOLDER}; rm -f {STARTED_PATH}",
         *_wrapped("ray start", flags),
-        f"  cp ~/ray_bootstrap_config.yaml {STARTED_PATH}",
+        f"  {digest} > {STARTED_PATH}",
         "fi",
     ]
     return "\n".join(lines)
@@ -213,7 +220,7 @@ def _head_start(options: RayUpOptions) -> str:
 
 def _worker_start(options: RayUpOptions) -> str:
     # Where the head's address is known it is written down: Ray's own guess needs a route to the internet.
-    address = options.head_address or "$RAY_HEAD_IP"
+    address = options.head_address or '"$RAY_HEAD_IP"'
     lines = _wrapped("ray start", [f"--address={address}:{GCS_PORT}", *_node_flags()])
     return "\n".join([*_environment(options), "ray stop", *(line.removeprefix("  ") for line in lines)]).removesuffix(
         " &&"

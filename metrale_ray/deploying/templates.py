@@ -66,6 +66,11 @@ def shell_word(text: str) -> str:
     return shlex.quote(text)
 
 
+def shell_path(path: str) -> str:
+    """`path` as one word of a shell's command line; the ~ of a quoted path would stay as it is."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2  # most commands never need it
