@@ -261,6 +261,7 @@ def test_a_worker_joins_the_head_by_its_address(home: Home) -> None:
     assert "--address=10.1.1.1:6379 " in home.calls()[-1]
 
 
+@pytest.mark.nightly  # Ray's command line takes seconds to import
 @pytest.mark.parametrize("make", [on_premise, aws])
 def test_ray_knows_every_flag_that_it_is_started_with(make: Callable[..., dict[str, Any]], home: Home) -> None:
     from ray.scripts.scripts import start
