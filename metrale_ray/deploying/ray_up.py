@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from metrale_ray.deploying import values
 from metrale_ray.deploying.node_setup import NODE_FOLDER, TOKEN_PATH, NodeSetup, Step
 from metrale_ray.deploying.ports import DASHBOARD_PORT, GCS_PORT, NODE_PORTS, RAY_CLIENT_PORT
-from metrale_ray.deploying.templates import render, shell_path
+from metrale_ray.deploying.templates import render
 from metrale_ray.errors import UserError
 
 MAX_NODES = 256
@@ -24,7 +24,13 @@ MAX_RANKS_PER_NODE = 16
 MIN_DISK_GB, MAX_DISK_GB = 50, 16000
 DASHBOARD_HOSTS = ("127.0.0.1", "0.0.0.0")
 BOOTSTRAP_PATH = "~/ray_bootstrap_config.yaml"  # where Ray's launcher puts the cluster's configuration
-STARTED_PATH = f"{NODE_FOLDER}/started"
+HEAD_GONE_S = 20  # so long a worker waits for a head that does not answer
+JOIN_S = 120  # so long a machine may take to join
+OBJECT_STORE_BYTES = 10**9  # no token passes through Ray's store, which else takes 30 % of the memory
+RUNS_ALREADY = (
+    "Ray runs already and is left as it is: machines that are new in this file join, "
+    "and any other change needs `ray down` first."
+)
 UBUNTU_PACKAGES = ("python3-venv",)
 GCP_CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 GCP_GPU_IMAGE = (
@@ -156,7 +162,7 @@ class GcpOptions(RayUpOptions):
 
 def render_on_premise(options: OnPremiseOptions) -> str:
     """The YAML for one's own machines. Ray's schema for them has no types of nodes."""
-    return render("ray-up-local.yaml", {**_common(options), "options": options})
+    return render("ray-up-local.yaml", {"provider": "local", **_common(options), "options": options})
 
 
 def render_aws(options: AwsOptions) -> str:
@@ -166,7 +172,7 @@ def render_aws(options: AwsOptions) -> str:
         "instance_type": options.instance_type or AWS_TYPES[options.setup.gpu],
         "head_setup": Step("What Ray's autoscaler on the head needs.", options.setup.pip("boto3>=1.34")),
     }
-    return render("ray-up-aws.yaml", {**_common(options), **chosen, "options": options})
+    return render("ray-up-aws.yaml", {"provider": "aws", **_common(options), **chosen, "options": options})
 
 
 def render_gcp(options: GcpOptions) -> str:
@@ -178,53 +184,71 @@ def render_gcp(options: GcpOptions) -> str:
         "image": options.image or (GCP_GPU_IMAGE if options.setup.gpu else GCP_CPU_IMAGE),
         "head_setup": Step("What Ray's autoscaler on the head needs.", options.setup.pip(*packages)),
     }
-    return render("ray-up-gcp.yaml", {**_common(options), **chosen, "options": options})
+    return render("ray-up-gcp.yaml", {"provider": "gcp", **_common(options), **chosen, "options": options})
 
 
 def _common(options: RayUpOptions) -> dict[str, object]:
     return {
-        "file_mounts": _file_mounts(options),
+        "file_mounts": {TOKEN_PATH: options.token_file, **options.setup.files},
         "steps": options.setup.steps(),
         "head_start": _head_start(options),
-        "worker_start": _worker_start(options),
+        "worker_start": _own_worker_start(options) if isinstance(options, OnPremiseOptions) else _worker_start(options),
         "num_workers": options.num_nodes - 1,
+        "head_gone_s": HEAD_GONE_S,
     }
 
 
-def _file_mounts(options: RayUpOptions) -> dict[str, str]:
-    return {TOKEN_PATH: options.token_file, **options.setup.files}
-
-
 def _head_start(options: RayUpOptions) -> str:
-    """Starts Ray on the head, unless it runs with this configuration and these files: `ray up` runs this each time."""
+    """Starts Ray on the head, unless it runs there: `ray up` runs this each time, and would restart it."""
     address = options.head_address
     flags = ["--head", *([f"--node-ip-address={address}"] if address else []), f"--port={GCS_PORT}"]
     flags += [f"--dashboard-host={options.dashboard_host}", f"--dashboard-port={DASHBOARD_PORT}"]
     flags += [f"--ray-client-server-port={RAY_CLIENT_PORT}", "--disable-usage-stats"]
     flags += [f"--autoscaling-config={BOOTSTRAP_PATH}", *_node_flags()]
-    status = f"ray status --address={address or 'localhost'}:{GCS_PORT}"
-    digest = " ".join(["sha256sum", *map(shell_path, [BOOTSTRAP_PATH, *_file_mounts(options)])])
     lines = [
         *_environment(options),
-        f"if {digest} | cmp -s - {STARTED_PATH} &&",
-        f"  {status} > /dev/null 2>&1; then",
-        "  echo 'Ray runs already with this configuration.'",
+        *(["export RAY_enable_autoscaler_v2=0"] if isinstance(options, OnPremiseOptions) else []),
+        'if pgrep -u "$(id -u)" -x gcs_server > /dev/null; then',
+        f"  echo '{RUNS_ALREADY}'",
         "else",
-        f"  ray stop; mkdir -p {NODE_FOLDER}; rm -f {STARTED_PATH}",
-        *_wrapped("ray start", flags),
-        f"  {digest} > {STARTED_PATH}",
+        "  ray stop",
+        *(f"  {line}" for line in _wrapped("ray start", flags)),
         "fi",
     ]
     return "\n".join(lines)
 
 
 def _worker_start(options: RayUpOptions) -> str:
-    # Where the head's address is known it is written down: Ray's own guess needs a route to the internet.
-    address = options.head_address or '"$RAY_HEAD_IP"'
-    lines = _wrapped("ray start", [f"--address={address}:{GCS_PORT}", *_node_flags()])
-    return "\n".join([*_environment(options), "ray stop", *(line.removeprefix("  ") for line in lines)]).removesuffix(
-        " &&"
-    )
+    """Starts Ray on a worker of a cloud, whose machine ends with the cluster."""
+    flags = ['--address="$RAY_HEAD_IP":' + str(GCS_PORT), *_node_flags()]
+    return "\n".join([*_environment(options), "ray stop", *_wrapped("ray start", flags)])
+
+
+def _own_worker_start(options: OnPremiseOptions) -> str:
+    """Starts Ray on one's own machine, with somebody who cleans up when the head has gone: `ray down` does not.
+
+    The lock keeps two such apart, as the last act of the first would end the Ray of the second. A home may be shared,
+    so the files have the machine's name.
+    """
+    # The head's address is written down: Ray's own guess of it needs a route to the internet.
+    flags = ["--block", f"--address={options.head_ip}:{GCS_PORT}", *_node_flags()]
+    lines = [
+        *_environment(options),
+        f"export RAY_gcs_rpc_server_reconnect_timeout_s={HEAD_GONE_S}",
+        "ray stop",
+        f'mkdir -p {NODE_FOLDER}; own={NODE_FOLDER}/ray_start-"$(hostname)"; rm -f "$own".log',
+        """setsid flock "$own".lock bash -c '""",
+        *(f"  {line}" for line in _wrapped("ray start", flags)),
+        """  echo "ray start ended with code $?"; ray stop --force""",
+        """' > "$own".log 2>&1 < /dev/null &""",
+        f"for _ in $(seq {JOIN_S}); do",
+        """  grep -q "Ray runtime started" "$own".log && exit 0""",
+        """  grep -q "ray start ended" "$own".log && break""",
+        "  sleep 1",
+        "done",
+        'cat "$own".log; exit 1',
+    ]
+    return "\n".join(lines)
 
 
 # Ray's launcher sets OMP_NUM_THREADS and PYTHONWARNINGS for its commands; they are not meant for the ranks.
@@ -237,14 +261,15 @@ def _environment(options: RayUpOptions) -> list[str]:
 
 
 def _node_flags() -> list[str]:
-    return [f"--{name}={port}" for name, port in NODE_PORTS.items()]
+    ports = [f"--{name}={port}" for name, port in NODE_PORTS.items()]
+    return [*ports, f"--object-store-memory={OBJECT_STORE_BYTES}"]
 
 
 def _wrapped(program: str, flags: list[str]) -> list[str]:
-    """A command over several lines, three flags on each, followed by &&."""
+    """A command over several lines, three flags on each."""
     rows = [" ".join(flags[start : start + 3]) for start in range(0, len(flags), 3)]
-    lines = [f"  {program} {rows[0]}", *(f"    {row}" for row in rows[1:])]
-    return [*(f"{line} \\" for line in lines[:-1]), f"{lines[-1]} &&"]
+    lines = [f"{program} {rows[0]}", *(f"  {row}" for row in rows[1:])]
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
 def _check_disk(size_gb: int) -> None:

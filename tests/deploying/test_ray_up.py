@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -209,56 +210,88 @@ def test_any_text_in_a_command_stays_one_word_of_it(text: str) -> None:
     assert f"/{text}/bin/python" in words
 
 
+RAY_THAT_BLOCKS = """
+case "$*" in
+start*) touch ~/running; echo "Ray runtime started"; until [ -e ~/stopped ]; do sleep; done; rm ~/running ~/stopped;;
+stop) [ ! -e ~/running ] || touch ~/stopped;;
+esac
+"""
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
-    home.fake("metrale-ray-venv/bin/ray", '[ "$1" != start ] || echo "$RAY_AUTH_MODE,$OMP_NUM_THREADS"')
-    (home.folder / "ray_bootstrap_config.yaml").write_text("{}")
+    home.fake(
+        "metrale-ray-venv/bin/ray", '[ "$1" != start ] || echo "Ray runtime started: $RAY_AUTH_MODE,$OMP_NUM_THREADS"'
+    )
+    home.fake("programs/pgrep", "exit 1")
+    home.fake("programs/hostname", "echo node-7")
+    (home.programs / "sleep").write_text("#!/bin/bash\nexec /bin/sleep 0.02\n")
+    (home.programs / "sleep").chmod(0o755)
     return home
 
 
-def starts(home: Home, command: str) -> int:
-    """How often `command` starts Ray."""
-    home.run(command)
-    return sum(call.startswith("ray start ") for call in home.calls())
+def rays_calls(home: Home) -> list[str]:
+    """How Ray was called, without the flags."""
+    return [" ".join(call.split()[1:3]) for call in home.calls() if call.startswith("ray ")]
 
 
-def test_the_head_is_started_once_and_again_only_when_something_has_changed(home: Home) -> None:
-    (command,) = on_premise()["head_start_ray_commands"]
-    assert [starts(home, command) for _ in range(3)] == [1, 0, 0]
-    for file in ("ray_bootstrap_config.yaml", ".ray/auth_token"):
-        (home.folder / file).write_text("changed")
-        assert [starts(home, command) for _ in range(2)] == [1, 0]
+@pytest.mark.parametrize("make", [on_premise, aws])
+def test_a_head_where_ray_runs_is_left_alone(make: Callable[..., dict[str, Any]], home: Home) -> None:
+    (command,) = make()["head_start_ray_commands"]
+    done = home.run(command)
+    assert done.returncode == 0
+    assert rays_calls(home) == ["stop", "start --head"]
+    home.fake("programs/pgrep")
+    done = home.run(command)
+    assert done.returncode == 0
+    assert "Ray runs already and is left as it is" in done.stdout
+    assert home.calls() == [f"pgrep -u {os.getuid()} -x gcs_server"]
 
 
-def test_a_head_that_has_ended_or_failed_to_start_is_started_again(home: Home) -> None:
-    (command,) = aws()["head_start_ray_commands"]
-    assert starts(home, command) == 1
-    home.fake("metrale-ray-venv/bin/ray", '[ "$1" != status ]')
-    assert starts(home, command) == 1
-    (home.folder / "ray_bootstrap_config.yaml").write_text("changed")
+def test_a_head_that_does_not_start_is_a_failure(home: Home) -> None:
     home.fake("metrale-ray-venv/bin/ray", '[ "$1" != start ]')
-    assert home.run(command).returncode != 0
-    home.fake("metrale-ray-venv/bin/ray")
-    home.calls()
-    assert starts(home, command) == 1
+    assert home.run(aws()["head_start_ray_commands"][0]).returncode != 0
+
+
+def test_the_older_autoscaler_is_for_ones_own_machines_alone(home: Home) -> None:
+    home.fake("metrale-ray-venv/bin/ray", 'echo "$1 $RAY_enable_autoscaler_v2"')
+    for make, version in ((on_premise, "0"), (aws, "1"), (gcp, "1")):
+        (command,) = make()["head_start_ray_commands"]
+        # As Ray's launcher does.
+        assert f"start {version}\n" in home.run(f"export RAY_enable_autoscaler_v2=1; {command}").stdout
 
 
 def test_rays_threads_are_not_those_of_the_launchers_commands(home: Home) -> None:
-    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
-        (command,) = on_premise()[name]
-        assert home.run(command).stdout.splitlines()[-1] == "token,"
+    for command in (aws()["head_start_ray_commands"][0], aws()["worker_start_ray_commands"][0]):
+        assert home.run(command).stdout.endswith(": token,\n")
 
 
 def test_a_worker_joins_the_head_by_its_address(home: Home) -> None:
+    home.run(f"export RAY_HEAD_IP=10.1.1.1; {aws()['worker_start_ray_commands'][0]}")  # as Ray's launcher does
+    assert "ray start --address=10.1.1.1:6379 --node-manager-port=6380 " in home.calls()[-1]
+    home.run(on_premise()["worker_start_ray_commands"][0])
+    assert any("ray start --block --address=10.0.0.10:6379 --node-manager-port=6380 " in call for call in home.calls())
+
+
+def test_what_is_left_on_ones_own_machine_is_ended_before_ray_starts_there_again(home: Home) -> None:
+    home.fake("metrale-ray-venv/bin/ray", RAY_THAT_BLOCKS)
     (command,) = on_premise()["worker_start_ray_commands"]
-    home.run(command)
-    stop, start = home.calls()
-    assert stop == "ray stop"
-    assert start.startswith("ray start --address=10.0.0.10:6379 --node-manager-port=6380")
-    (command,) = aws()["worker_start_ray_commands"]
-    home.run(f"export RAY_HEAD_IP=10.1.1.1; {command}")  # as Ray's launcher does
-    assert "--address=10.1.1.1:6379 " in home.calls()[-1]
+    try:
+        assert home.run(command).returncode == 0
+        assert rays_calls(home) == ["stop", "start --block"]
+        assert home.run(command).returncode == 0  # `ray stop` in it ends the first, which then cleans up
+        assert rays_calls(home) == ["stop", "stop --force", "start --block"]
+    finally:
+        home.run("touch ~/stopped; flock ~/.metrale-ray/ray_start-node-7.lock true")
+    assert rays_calls(home) == ["stop --force"]
+
+
+def test_a_machine_that_cannot_join_says_why(home: Home) -> None:
+    home.fake("metrale-ray-venv/bin/ray", '[ "$1" != start ] || { echo "no head at that address"; exit 3; }')
+    done = home.run(on_premise()["worker_start_ray_commands"][0])
+    assert done.returncode == 1
+    assert "no head at that address\nray start ended with code 3\n" in done.stdout
 
 
 @pytest.mark.nightly  # Ray's command line takes seconds to import
@@ -270,7 +303,7 @@ def test_ray_knows_every_flag_that_it_is_started_with(make: Callable[..., dict[s
     config = make()
     for name in ("head_start_ray_commands", "worker_start_ray_commands"):
         home.run(config[name][0])
-        (call,) = [call for call in home.calls() if call.startswith("ray start ")]
+        (call,) = [call for call in home.calls() if call.startswith("ray start ")][:1]
         assert {word.partition("=")[0] for word in call.split()[2:]} <= known
 
 
