@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Options and fixtures that all tests share.
 
-`--nightly` runs the tests marked `nightly` too, gives every property test more examples, and raises `scale`. Nothing
-here imports torch: tests of the pure parts must run without it.
+`--clusters` runs the tests marked `clusters` too. `--nightly` runs these and those marked `nightly`, gives every
+property test more examples, and raises `scale`. Nothing here imports torch: tests of the pure parts must run without.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ NIGHTLY_SCALE = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--clusters", action="store_true", help="run the tests of clusters, which take minutes")
     parser.addoption("--nightly", action="store_true", help="run the nightly tests too, and all with larger numbers")
 
 
@@ -29,8 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--nightly"):
         return
-    left_out = [item for item in items if item.get_closest_marker("nightly")]
-    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    later = {"nightly"} if config.getoption("--clusters") else {"nightly", "clusters"}
+    left_out = [item for item in items if any(map(item.get_closest_marker, later))]
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, later))]
     config.hook.pytest_deselected(items=left_out)
 
 
