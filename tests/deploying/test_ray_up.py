@@ -150,15 +150,12 @@ def test_the_token_is_a_copied_file_and_in_no_command(make: Callable[..., dict[s
         assert all("RAY_AUTH_MODE=token" in command for command in config[name])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_command_is_sound_for_a_shell(path: Path, tmp_path: Path) -> None:
-    config = loaded(path.read_text(encoding="utf-8"))
-    scripts = []
-    for name, commands in config.items():
-        for number, command in enumerate(commands if name.endswith("_commands") else []):
-            script = tmp_path / f"{name}-{number}.sh"
-            script.write_text(f"#!/bin/bash\n{command}\n")
-            scripts.append(str(script))
+def test_every_command_is_sound_for_a_shell(tmp_path: Path) -> None:
+    configs = [loaded(path.read_text(encoding="utf-8")) for path in FILES]
+    commands = {each for config in configs for name in config if name.endswith("_commands") for each in config[name]}
+    scripts = [tmp_path / f"{number}.sh" for number in range(len(commands))]
+    for script, command in zip(scripts, sorted(commands), strict=True):
+        script.write_text(f"#!/bin/bash\n{command}\n")
     check = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or "shellcheck"
     # SC2016: a line for ~/.bashrc is meant to be expanded there.
     done = subprocess.run([check, "--exclude=SC2016", *scripts], capture_output=True, text=True)
