@@ -146,14 +146,14 @@ def _next_commands(settings: Mapping[str, Any], file: str) -> list[str]:
     model = f" --model {shlex.quote(settings['model'])}" if "model" in settings else ""
     doctor = f"metrale-ray doctor --address {address}{model}"
     commands = [
-        (f"ray up -y {file}", "starts the cluster"),
+        (f"ray up {file} -y", "starts the cluster"),
         (f"ray exec {file} 'metrale-ray cluster wait'", "until every machine is there, or a name and a reason"),
         (f"ray exec {file} {shlex.quote(doctor)}", "are the machines fit, and alike?"),
         (
             f"ray dashboard {file}",
             f"in another terminal: http://127.0.0.1:{DASHBOARD_PORT}, for jobs and `serve deploy`",
         ),
-        (f"ray down -y {file}", "stops the cluster"),
+        (f"ray down {file} -y", "stops the cluster"),
     ]
     token = settings.get("token_file", TOKEN_PATH)
     if not Path(token).expanduser().exists():

@@ -50,7 +50,7 @@ def test_without_a_file_the_yaml_is_the_answer_and_the_rest_goes_to_standard_err
     config = yaml.safe_load(out)
     assert config["provider"]["worker_ips"] == ["10.0.0.11", "node-12"]
     assert config["auth"] == {"ssh_user": "me", "ssh_private_key": "~/.ssh/id_ed25519"}
-    assert "  ray up -y FILE " in err
+    assert "  ray up FILE -y " in err
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_file_is_written_once_and_again_only_by_force(tmp_path: Path, capsys: 
     out, err = capsys.readouterr()
     assert out == ""
     assert f"wrote {path}" in err
-    assert f"ray up -y '{path}'" in err
+    assert f"ray up '{path}' -y" in err
     assert write(*LOCAL, "--name", "other", "--output", str(path)) == 2
     assert "is there already; --force writes over it" in capsys.readouterr().err
     assert path.read_text() == first
@@ -166,7 +166,7 @@ def test_with_yes_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_token_that_is_missing_is_made_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert write(*LOCAL) == 0
     err = capsys.readouterr().err
-    assert err.index("(umask 077; ray get-auth-token --generate > /dev/null)") < err.index("ray up -y")
+    assert err.index("(umask 077; ray get-auth-token --generate > /dev/null)") < err.index("ray up FILE")
     assert write(*LOCAL, "--token-file", "~/tokens/mine") == 0
     assert f"> {home}/tokens/mine)" in capsys.readouterr().err
 
