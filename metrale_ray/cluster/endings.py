@@ -54,14 +54,21 @@ def at_place(place: str, rank: int, message: str) -> str:
 
 def unreachable(address: str, error: Exception) -> StartError:
     """Ray cannot be reached. That it wants a token is told in the cause of Ray's own error only."""
-    differs = VERSION_MISMATCH.search(str(error))
-    if differs is not None:
-        text = "Ray {ray} on Python {python}, and this process has Ray {my_ray} on Python {my_python}"
-        text = text.format(**differs.groupdict())
-        return StartError(f"cannot join Ray at {address!r}: it has {text}; use the same versions everywhere")
+    mismatch = version_mismatch(error)
+    if mismatch is not None:
+        return StartError(f"cannot join Ray at {address!r}: {mismatch}; use the same versions everywhere")
     wants_token = "AuthenticationError" in f"{error} {error.__cause__}"
     hint = ". It wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
     return StartError(f"cannot reach Ray at {address!r}: {first_line(error)}{hint if wants_token else ''}")
+
+
+def version_mismatch(error: Exception) -> str | None:
+    """The four versions in which a process and the Ray that it would join differ; None for another error."""
+    differs = VERSION_MISMATCH.search(str(error))
+    if differs is None:
+        return None
+    text = "it has Ray {ray} on Python {python}, and this process has Ray {my_ray} on Python {my_python}"
+    return text.format(**differs.groupdict())
 
 
 def unstarted(place: str, error: BaseException) -> StartError:

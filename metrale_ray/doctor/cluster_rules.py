@@ -26,8 +26,7 @@ def _cluster(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding("ok", "ray", "no address (--address or RAY_ADDRESS): only this machine was checked")
         return
     if facts.cluster_error is not None:
-        text = f"no Ray at {facts.address}: {facts.cluster_error}"
-        yield Finding("problem", "ray", text, "start it with `ray start`, or give another --address")
+        yield _no_cluster(facts.address, facts.cluster_error)
         return
     names = ", ".join(sorted([*(node.name for node in facts.nodes), *(facts.silent.keys() - _names(facts))]))
     yield Finding("ok", "ray", f"{facts.address} has the nodes {names}")
@@ -35,6 +34,14 @@ def _cluster(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding("problem", "answer", why, _silence_advice(why), name)
     yield from _differences(facts)
     yield from _connections(facts)
+
+
+def _no_cluster(address: str, why: str) -> Finding:
+    if "and this process has Ray" in why:
+        return Finding("problem", "ray", f"cannot join Ray at {address}: {why}", "use the same versions everywhere")
+    return Finding(
+        "problem", "ray", f"no Ray at {address}: {why}", "start it with `ray start`, or give another --address"
+    )
 
 
 def _names(facts: ClusterFacts) -> set[str]:

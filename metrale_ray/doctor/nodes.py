@@ -101,7 +101,9 @@ def _join(address: str) -> str | None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        return _first_line(error)
+        from metrale_ray.cluster.endings import version_mismatch  # as in `_probe`
+
+        return version_mismatch(error) or _first_line(error)
     return None
 
 

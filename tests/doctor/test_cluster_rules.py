@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from metrale_ray.cluster.endings import version_mismatch
 from metrale_ray.doctor.cluster_rules import judge
 from metrale_ray.doctor.facts import ClusterFacts, NodeFacts
 from metrale_ray.doctor.finding import Finding, has_problem
@@ -53,6 +54,20 @@ def test_without_a_ray_at_the_address_the_machine_is_judged_all_the_same() -> No
     problems = bad(facts)
     assert problems[0].text == "no Ray at 10.0.0.9:1: Connection refused"
     assert [problem.subject for problem in problems] == ["ray", "open files"]
+
+
+def test_a_ray_of_other_versions_is_told_from_one_that_is_not_there() -> None:
+    mismatch = RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.11.4\n"
+        "This process on node 10.0.0.2:0 was started with:\n    Ray: 2.59.1\n    Python: 3.11.4\n"
+    )
+    why = version_mismatch(mismatch)
+    finding = bad(ClusterFacts((), "10.0.0.9:1", node("this process"), cluster_error=why))[0]
+    assert finding.text == (
+        "cannot join Ray at 10.0.0.9:1: it has Ray 2.60.0 on Python 3.11.4, and this process has Ray 2.59.1 on "
+        "Python 3.11.4"
+    )
+    assert finding.advice == "use the same versions everywhere"
 
 
 @pytest.mark.parametrize("name", ["python", "ray", "torch", "metrale_ray"])
