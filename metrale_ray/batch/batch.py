@@ -102,7 +102,7 @@ class Batch:
 
     async def _run(self, engine: BatchEngine | None) -> None:
         with contextlib.ExitStack() as steps:
-            answering = None if engine is None else await self._prepare(engine, steps)
+            answering = None if engine is None else self._prepare(engine, steps)
             lines = self._contents.open_lines()
             steps.callback(lines.close)
             self.tally.begin()
@@ -122,13 +122,11 @@ class Batch:
             return self._options.concurrency
         return 1 if engine is None else 2 * engine.config.max_batch_size
 
-    async def _prepare(self, engine: BatchEngine, steps: contextlib.ExitStack) -> Answering:
+    def _prepare(self, engine: BatchEngine, steps: contextlib.ExitStack) -> Answering:
         """What a service makes of a model."""
         model, limits = self._options.of_model(str(engine.model_path)), self._options.limits
         template = template_of(model, engine.tokenizer, limits)
-        steps.callback(template.close)
-        if template.has_template:
-            await template.start()
+        steps.callback(template.close)  # its processes start with the first conversation
         grammars = GrammarChecks(limits)
         steps.callback(grammars.close)
         served = served_model(

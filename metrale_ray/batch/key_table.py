@@ -31,6 +31,11 @@ class KeyTable:
     def __len__(self) -> int:
         return self._num_keys
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        return len(self._digests) * (self._digests.itemsize + 1)
+
     def add(self, key: bytes, flags: int = 0) -> bool:
         """Whether the key is new, and now known with these flags. The flags of a known one stay."""
         if self._num_keys >= MAX_LOAD * len(self._digests):

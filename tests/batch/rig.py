@@ -19,7 +19,7 @@ from metrale_ray.serve.backend import Backend
 from metrale_ray.serve.front import Front
 from metrale_ray.serve.session_backend import SessionBackend
 from metrale_ray.serve.text import Tokenizer, load_tokenizer
-from tests.test_head import Process, running
+from tests.test_head import TIMEOUT_S, Process, running, until
 
 NAME = "succ"
 MAX_MODEL_LEN = 4000
@@ -45,6 +45,15 @@ class RigEngine:
 
     async def explain(self, seen: EngineDead) -> EngineDead:
         return seen
+
+    def stats(self) -> dict[str, Any]:
+        """The head's figures."""
+        return self.client.ask(TIMEOUT_S)
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits in it, or soon will not."""
+        until(lambda: not self.stats()["has_work"])
+        return True
 
 
 @contextmanager
