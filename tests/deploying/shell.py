@@ -1,40 +1,67 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A node's home for commands that a configuration runs there, with programs that only note how they were called."""
+"""The commands in a shell's text, as lists of words: as much of its grammar as scripts of a deployment use.
+
+Known: quotes, comments, continued lines, what parts commands (`;`, `&&`, `|`, `(`, lines), redirections, assignments
+before a command, and words such as `then` and `exec`. Words keep their `$NAME`. What stands within `$(...)` in quotes
+is no command here, but the script after `bash -c` is.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
+import re
+import shlex
+from collections.abc import Iterator
+
+TOKEN = re.compile(
+    r"""(?P<space>[ \t]+|\\\n)
+    |(?P<comment>\#[^\n]*)
+    |(?P<redirection>\d*(?:>>|[<>])&?[ \t]*)
+    |(?P<end>[;&|()\n]+)
+    |(?P<word>(?:[^\s'"\\;&|()<>\#]|\\[^\n]|'[^']*'|"(?:[^"\\]|\\.)*"|(?<=\S)\#)+)""",
+    re.DOTALL | re.VERBOSE,
+)
+BEFORE_A_COMMAND = ("then", "else", "elif", "do", "if", "while", "until", "!", "{", "exec", "sudo", "time", "--")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+SHELLS = ("bash", "sh")
 
 
-class Home:
-    """A user's home on a node. Programs named in `fake` succeed, and note their arguments in `calls`."""
+def commands(text: str) -> Iterator[list[str]]:
+    """Each command in `text`. Raises ValueError where it is no text of a shell."""
+    words: list[str] = []
+    is_file = False  # what follows a redirection
+    for kind, token in _tokens(text):
+        if kind == "redirection":
+            is_file = True
+        elif kind == "word" and is_file:
+            is_file = False
+        elif kind == "word":
+            words.append(_unquoted(token))
+        elif kind == "end":
+            yield from _command(words)
+            words, is_file = [], False
+    yield from _command(words)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.programs = folder / "programs"
-        self.programs.mkdir(parents=True)
-        self._calls = folder / "calls"
-        (folder / ".ray").mkdir()
-        (folder / ".ray" / "auth_token").write_text("secret")
-        self.fake("programs/python3", "exit 1")  # no test makes a real environment
 
-    def fake(self, path: str, script: str = "") -> None:
-        """A program at `path` below the home."""
-        program = self.folder / path
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f'#!/bin/bash\necho "$(basename "$0") $*" >> "$HOME/calls"\n{script}\n')
-        program.chmod(0o755)
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    place = 0
+    while place < len(text):
+        match = TOKEN.match(text, place)
+        if match is None or match.lastgroup is None:
+            raise ValueError(f"no text of a shell: {text[place : place + 40]!r}")
+        yield match.lastgroup, match[0]
+        place = match.end()
 
-    def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Run `command` as Ray's launcher does: in a subshell, after ~/.bashrc."""
-        line = f"[ -f ~/.bashrc ] && source ~/.bashrc; export OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore && ({command})"
-        environment = {"HOME": str(self.folder), "PATH": f"{self.programs}:{os.environ['PATH']}"}
-        return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=30)
 
-    def calls(self) -> list[str]:
-        """The calls since they were last asked for."""
-        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
-        self._calls.unlink(missing_ok=True)
-        return lines
+def _unquoted(word: str) -> str:
+    return "".join(shlex.split(word)) if word else word
+
+
+def _command(words: list[str]) -> Iterator[list[str]]:
+    while words and (words[0] in BEFORE_A_COMMAND or ASSIGNMENT.match(words[0]) or words[0].endswith("tini")):
+        words = words[1:]
+    if not words:
+        return
+    yield words
+    for shell, option, script in zip(words, words[1:], words[2:], strict=False):
+        if shell in SHELLS and option == "-c":
+            yield from commands(script)
