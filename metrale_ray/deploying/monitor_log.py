@@ -36,6 +36,7 @@ NOT_LAUNCHED = (
     re.compile(r"->ALLOCATION_FAILED \(.*?\): (.*)"),
 )
 
+WITHOUT_END = re.compile(r"Full traceback:|\(\d+/\d+\) ")  # what has several lines and no mark at its end
 FETCHED = re.compile(r"Fetched IP: (\S+)")
 GOT_ADDRESS = re.compile(r"NodeUpdater: (\S+): Got IP ")
 COMMAND = re.compile(r"Full command is `.*?ConnectTimeout=\d+s \S+?@(\S+)(?: (.*))?$", re.DOTALL)
@@ -185,10 +186,10 @@ def _records(text: str) -> Iterator[tuple[str | None, list[str]]]:
         if match := RECORD.match(line):
             yield record, output
             record, output = match[1], []
-            is_open = record.startswith("Full traceback:") or record.count("`") == 1
+            is_open = bool(WITHOUT_END.match(record)) or record.count("`") == 1
         elif is_open:
             record = f"{record}\n{line}"
-            is_open = record.startswith("Full traceback:") or not line.endswith("`")
+            is_open = bool(WITHOUT_END.match(record)) or not line.endswith("`")
         elif line.strip():
             output.append(line.strip())
     yield record, output

@@ -141,6 +141,12 @@ def test_a_command_of_several_lines_is_read_whole_and_is_no_output() -> None:
     assert failure == Failure("Setup commands", "ulimit -n 65536\necho 'it is'", ("told",))
 
 
+def test_a_command_that_is_announced_in_several_lines_is_no_output_of_another_node() -> None:
+    announced = record("(1/3) export RAY_HEAD_IP=10.0.0.1; first\nsecond\nthird")
+    found = out(begins("10.0.0.2", "check"), announced, record("Running `first`"), "x", ends("10.0.0.2"))
+    assert found.nodes["10.0.0.2"].failure == Failure("Setup commands", "check", ("x",))
+
+
 def test_records_that_share_a_line_are_told_apart() -> None:
     found = out(begins("10.0.0.2", "check") + record("Success."), "x", "y" + ends("10.0.0.2"))
     assert found.nodes["10.0.0.2"].failure == Failure("Setup commands", "check", ("x", "y"))
