@@ -21,7 +21,7 @@ export METRALE_CACHE_DIR ?= $(CURDIR)/.cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint check bench nightly clean
+.PHONY: help demo test clusters lint check bench nightly clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -31,6 +31,9 @@ demo: $(STAMP)  ## answer one question with two ranks of a small model on this m
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m tests.run $(ARGS)
+
+clusters: $(STAMP)  ## run the tests of whole clusters: ray up on machines with sshd; as root
+	$(BIN)/python -m tests.run -m clusters --clusters $(ARGS)
 
 lint: $(STAMP)  ## check the format, the style and the types
 	$(BIN)/ruff format --check .

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-STARTS_PROCESSES = "ray or gloo or hosts or processes"
+STARTS_PROCESSES = "ray or gloo or hosts or clusters or processes"
 NO_TESTS = 5  # pytest's code when nothing was selected
 
 
