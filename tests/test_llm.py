@@ -19,9 +19,17 @@ from typing import Any
 import pytest
 import ray
 
-from metrale_ray import LLM, SamplingParams
+from metrale_ray import LLM, SamplingParams, attach
 from metrale_ray.config import FaultSpec
-from metrale_ray.errors import CheckpointError, ConfigError, EngineDead, PlacementError, RequestError, StartError
+from metrale_ray.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDead,
+    PlacementError,
+    RequestError,
+    StartError,
+    UserError,
+)
 from metrale_ray.serve.text import load_tokenizer
 from tests.fixtures.succ import write_succ
 from tests.fixtures.tiny import VOCAB_SIZE, write_tiny
@@ -328,3 +336,42 @@ def test_text_for_a_checkpoint_without_a_tokenizer_is_refused_with_what_to_do(mo
             llm.generate([[1]], SamplingParams(stop="x"))
         assert llm.tokenizer is None
         assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def test_drivers_that_attach_share_the_engine_leave_it_as_it_is_and_are_told_of_its_end(
+    model: Path, expected: list[list[int]]
+) -> None:
+    with start(model, ep_size=1, name="shared") as llm:
+        with attach("shared") as guest:
+            assert [output.outputs[0].token_ids for output in guest.generate(PROMPTS, GREEDY)] == expected
+            assert guest.stats()["ranks"] == llm.stats()["ranks"]
+            assert (guest.name, guest.max_model_len) == (llm.name, llm.max_model_len)
+            left = guest.stream(PROMPTS[0], LONG)
+            next(left)
+        assert wait_until(lambda: llm.stats()["running"] == 0, 5)
+        assert tokens_of(llm) == expected
+        with pytest.raises(UserError, match="no engine named 'theirs' runs on this Ray; those that run are 'shared'"):
+            attach("theirs")
+        waiting, stopped = attach("shared"), attach("shared")
+        stream = waiting.stream(PROMPTS[0], LONG)
+        next(stream)
+    with pytest.raises(EngineDead, match="the engine was stopped"):
+        for _ in stream:
+            pass
+    with pytest.raises(EngineDead):
+        stopped.stats()
+    waiting.close()
+    stopped.close()
+    with pytest.raises(UserError, match="none runs there at all"):
+        attach("shared")
+
+
+@pytest.mark.nightly
+def test_a_driver_that_attached_is_told_when_the_head_is_killed(model: Path) -> None:
+    with start(model, ep_size=1) as llm, attach(llm.name) as guest:
+        stream = guest.stream(PROMPTS[0], LONG)
+        next(stream)
+        os.kill(pids(llm)[0], signal.SIGKILL)
+        with pytest.raises(EngineDead, match=r"has gone|was lost"):
+            for _ in stream:
+                pass
