@@ -86,11 +86,11 @@ class KubernetesOptions:
             _check_count(name, getattr(self, name), 1)
         _check_count("drain_timeout_s", self.drain_timeout_s, 0)
         if not isinstance(self.gpu, bool):
-            raise ConfigError(f"gpu is {self.gpu!r}; it must be true or false")
+            raise ConfigError(f"--gpu is {self.gpu!r}; it must be true or false")
         if self.ranks % self.ranks_per_pod:
             raise ConfigError(
-                f"ranks is {self.ranks} and ranks_per_pod {self.ranks_per_pod}; every pod holds equally many ranks, "
-                "so make ranks a multiple of ranks_per_pod"
+                f"--ranks is {self.ranks} and --ranks-per-pod {self.ranks_per_pod}; every pod holds equally many, "
+                "so make the first a multiple of the second"
             )
         self._check_names()
         self._check_texts()
@@ -126,19 +126,23 @@ class KubernetesOptions:
     def _check_names(self) -> None:
         if not isinstance(self.name, str) or not DNS_LABEL.fullmatch(self.name):
             raise ConfigError(
-                f"name is {self.name!r}; it must be small letters, digits and dashes, begin with a letter, and end "
+                f"--name is {self.name!r}; it must be small letters, digits and dashes, begin with a letter, and end "
                 "with a letter or digit"
             )
         if not isinstance(self.namespace, str) or not re.fullmatch(
             r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", self.namespace
         ):
-            raise ConfigError(f"namespace is {self.namespace!r}; it must be up to 63 small letters, digits and dashes")
+            raise ConfigError(
+                f"--namespace is {self.namespace!r}; it must be up to 63 small letters, digits and dashes"
+            )
         for name in ("model_claim", "data_claim", "keys_secret"):
             value = getattr(self, name)
             is_optional = name != "model_claim"
             if (value is None and is_optional) or _is_object_name(value):
                 continue
-            raise ConfigError(f"{name} is {value!r}; it must be an object's name in Kubernetes, such as my-models")
+            raise ConfigError(
+                f"{_flag(name)} is {value!r}; it must be an object's name in Kubernetes, such as my-models"
+            )
 
     def _check_texts(self) -> None:
         for name in ("model", "served_model_name"):
@@ -146,30 +150,30 @@ class KubernetesOptions:
             if value is None and name == "served_model_name":
                 continue
             if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
-                raise ConfigError(f"{name} is {value!r}; it must be a text of 1 to 256 printable characters")
+                raise ConfigError(f"{_flag(name)} is {value!r}; it must be a text of 1 to 256 printable characters")
         path = PurePosixPath(self.model)
         if PurePosixPath(MODEL_FOLDER) not in path.parents or ".." in path.parts:
             raise ConfigError(
-                f"model is {self.model!r}; it must be the checkpoint's folder in the pods, below {MODEL_FOLDER}, where "
-                f"the claim {self.model_claim!r} is mounted: {MODEL_FOLDER}/NAME"
+                f"--model is {self.model!r}; it must be the checkpoint's folder in the pods, below {MODEL_FOLDER}, "
+                f"where the claim {self.model_claim!r} is mounted: {MODEL_FOLDER}/NAME"
             )
         if self.image is not None and (not isinstance(self.image, str) or not IMAGE.fullmatch(self.image)):
             raise ConfigError(
-                f"image is {self.image!r}; it must be an image's name, such as registry.example/metrale-ray:1"
+                f"--image is {self.image!r}; it must be an image's name, such as registry.example/metrale-ray:1"
             )
         if not isinstance(self.ray_version, str) or not re.fullmatch(r"\d+\.\d+\.\d+", self.ray_version):
-            raise ConfigError(f"ray_version is {self.ray_version!r}; it must be the image's, such as 2.60.0")
+            raise ConfigError(f"the version of Ray is {self.ray_version!r}; it must be the image's, such as 2.60.0")
         if self.upgrade not in UPGRADES:
-            raise ConfigError(f"upgrade is {self.upgrade!r}; allowed are {', '.join(UPGRADES)}")
+            raise ConfigError(f"--upgrade is {self.upgrade!r}; allowed are {', '.join(UPGRADES)}")
 
     def _check_sizes(self) -> None:
         memory, shm = size_bytes("memory", self.memory), size_bytes("shm", self.shm)
         if shm < MIN_SHM_BYTES:
-            raise ConfigError(f"shm is {self.shm!r}; Ray's own objects need at least 256Mi")
+            raise ConfigError(f"--shm is {self.shm!r}; Ray's own objects need at least 256Mi")
         if 2 * shm > memory:
             raise ConfigError(
-                f"shm is {self.shm!r} and memory {self.memory!r}; shm is taken from the pod's memory and may be half "
-                "of it: lower shm, or raise memory"
+                f"--shm is {self.shm!r} and --memory {self.memory!r}; shared memory is taken from the pod's memory and "
+                "may be half of it: lower --shm, or raise --memory"
             )
 
 
@@ -177,14 +181,14 @@ def size_bytes(name: str, value: object) -> int:
     """The bytes of a size as Kubernetes writes it. Raises ConfigError that names it."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})(Mi|Gi|Ti)", value) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number with Mi, Gi or Ti, such as 64Gi")
+        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a whole number with Mi, Gi or Ti, such as 64Gi")
     return int(match[1]) * UNITS[match[2]]
 
 
 def render_rayservice(options: KubernetesOptions) -> str:
     """The manifest of a service, and of who may reach its pods. Raises ConfigError."""
     if options.data_claim is not None:
-        raise ConfigError(f"data_claim is {options.data_claim!r}; a service writes no files: leave it out")
+        raise ConfigError(f"--data-claim is {options.data_claim!r}; a service writes no files: leave it out")
     return _render("rayservice", options)
 
 
@@ -196,7 +200,7 @@ def render_raycluster(options: KubernetesOptions) -> str:
 def _render(kind: Kind, options: KubernetesOptions) -> str:
     limit = MAX_NAME_CHARACTERS[kind]
     if len(options.name) > limit:
-        raise ConfigError(f"name is {options.name!r}; KubeRay takes up to {limit} characters for a {kind}")
+        raise ConfigError(f"--name is {options.name!r}; KubeRay takes up to {limit} characters for a {kind}")
     return render(f"{kind}.yaml", _values(kind, options))
 
 
@@ -235,8 +239,12 @@ def _object_bytes(shm: str) -> int:
 
 def _check_count(name: str, value: object, least: int) -> None:
     if type(value) is not int or value < least:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        raise ConfigError(f"{_flag(name)} is {value!r}; it must be a whole number of at least {least}")
 
 
 def _is_object_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 253 and DNS_SUBDOMAIN.fullmatch(value) is not None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
