@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from metrale_ray import cli, cli_token, cli_wait
+from metrale_ray import cli, cli_wait
 from metrale_ray.cli_wait import expected_nodes, until_joined
 from metrale_ray.deploying import ray_view
 from metrale_ray.deploying.expected import ExpectedNodes
@@ -183,28 +183,3 @@ def test_on_a_terminal_one_line_changes_and_a_name_is_no_markup(monkeypatch: pyt
         progress.show(cli_wait.outlook(expected, Sight(frozenset())))
         progress._status.stop()
     assert "waiting for [bold]x" in terminal.getvalue()
-
-
-# The token
-
-
-@pytest.mark.parametrize(
-    ("variables", "has_file", "mode"),
-    [
-        ({}, False, None),
-        ({}, True, "token"),
-        ({"RAY_AUTH_TOKEN": "x"}, False, "token"),
-        ({"RAY_AUTH_TOKEN_PATH": "x"}, False, "token"),
-        ({"RAY_AUTH_MODE": "disabled"}, True, "disabled"),
-    ],
-)
-def test_a_token_that_is_there_is_used_unless_a_mode_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], has_file: bool, mode: str | None
-) -> None:
-    environment = dict(variables)
-    monkeypatch.setattr(cli_token.os, "environ", environment)
-    monkeypatch.setattr(cli_token, "TOKEN_FILE", str(tmp_path / "auth_token"))
-    if has_file:
-        (tmp_path / "auth_token").write_text("x")
-    cli_token.use_cluster_token()
-    assert environment.get("RAY_AUTH_MODE") == mode
