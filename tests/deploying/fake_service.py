@@ -20,7 +20,7 @@ MODEL = "a-model"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `hangs`: it never comes while the server is there. `missing_bytes`: so many fewer are sent than said."""
+    """One answer. `hangs`: it never comes. `missing_bytes`: so many fewer are sent than the headers say."""
 
     status: int = 200
     body: str = ""

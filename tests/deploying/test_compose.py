@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -210,7 +211,18 @@ def test_the_cluster_has_room_for_one_rank_in_each_worker() -> None:
 def test_the_application_is_taken_down_before_the_cluster_with_time_to_drain() -> None:
     arguments = application()["applications"][0]["args"]
     assert set(SERVICES["application"]["depends_on"]) == {"head", "worker"}  # what depends is stopped first
-    assert seconds(SERVICES["application"]["stop_grace_period"]) > arguments["drain_timeout_s"] + 2 * MARGIN_S
+    assert seconds(SERVICES["application"]["stop_grace_period"]) > arguments["drain_timeout_s"] + 4 * MARGIN_S
+
+
+def test_the_application_is_taken_down_by_a_configuration_without_it() -> None:
+    script = SERVICES["application"]["command"][-1]
+    (sed,) = re.findall(r"sed '[^']*'", script)
+    text = FILE["configs"]["application"]["content"]
+    kept = subprocess.run(shlex.split(sed), input=text, text=True, capture_output=True, check=True).stdout
+    (none,) = re.findall(r"echo '(applications: [^']*)'", script)
+    config = ServeDeploySchema.model_validate(yaml.safe_load(kept + none))
+    assert config.applications == []
+    assert config.http_options == ServeDeploySchema.model_validate(application()).http_options
 
 
 def test_the_script_that_deploys_has_no_mistake_that_a_linter_finds(tmp_path: Path) -> None:
