@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The command line: `metrale-ray` with its commands serve, generate, chat, demo, inspect, doctor, bench and
-cluster.
+"""The command line: `metrale-ray` with its commands serve, generate, batch, chat, demo, inspect, doctor, bench
+and cluster.
 
 Rules: answers go to standard output, everything else to standard error. A failure is one line `error: ...`; with
 `--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed, or the doctor found a problem;
@@ -8,8 +8,8 @@ Rules: answers go to standard output, everything else to standard error. A failu
 143 terminated.
 
 What it leaves out: flags (`cli_flags`, `cli_parser`), prompts (`cli_prompts`), the conversation (`cli_chat`), the
-service (`cli_serve`), what `inspect` and `doctor` write (`cli_inspect`, `cli_doctor`), configurations of clusters
-(`cli_cluster`), and everything that the driver does (`llm`).
+service (`cli_serve`), batches (`cli_batch`), what `inspect` and `doctor` write (`cli_inspect`, `cli_doctor`),
+configurations of clusters (`cli_cluster`), and everything that the driver does (`llm`).
 """
 
 from __future__ import annotations

@@ -46,23 +46,21 @@ class Contents:
     def open_lines(self) -> Generator[Line | None, None, None]:
         """The lines that have no answer, in their order; None in place of one that has. Raises UserError."""
         for line in self._given.lines():
-            flags = self._keys.get(key_of(line))
+            flags = self._keys.mark(key_of(line), WAS_MET)
             if flags is not None and flags & WAS_MET:
                 line = duplicate(line)
-                flags = self._keys.get(key_of(line))
+                flags = self._keys.mark(key_of(line), WAS_MET)
             if flags is None:
                 raise UserError(f"INPUT {self._given.path} was changed meanwhile; run the command again")
-            self._keys.mark(key_of(line), WAS_MET)
             yield None if flags & IS_ANSWERED else line
 
     def note_answered(self, record: Record) -> None:
         """OUTPUT keeps this. Raises ValueError, saying what is wrong with that."""
-        flags = self._keys.get(record.key)
+        flags = self._keys.mark(record.key, IS_ANSWERED)
         if flags is None:
             raise ValueError(f"answers {record.place}, which INPUT does not have")
         if flags & IS_ANSWERED:
             raise ValueError(f"answers {record.place} for the second time")
-        self._keys.mark(record.key, IS_ANSWERED)
         self.num_answered += 1
         self.num_errors += record.is_error
         self.num_to_ask -= flags & IS_REQUEST

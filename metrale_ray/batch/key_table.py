@@ -48,17 +48,14 @@ class KeyTable:
         self._num_keys += 1
         return True
 
-    def get(self, key: bytes) -> int | None:
-        """The flags of a key; None for one that is not known."""
-        slot = self._slot(self._digest(key))
-        return self._flags[slot] if self._digests[slot] else None
-
-    def mark(self, key: bytes, flags: int) -> None:
-        """Set these flags too. Raises KeyError for a key that is not known."""
+    def mark(self, key: bytes, flags: int) -> int | None:
+        """Set these flags too, and give those that were set before; None for a key that is not known."""
         slot = self._slot(self._digest(key))
         if not self._digests[slot]:
-            raise KeyError(key)
+            return None
+        before = self._flags[slot]
         self._flags[slot] |= flags
+        return before
 
     def _digest(self, key: bytes) -> int:
         return int.from_bytes(blake2b(key, digest_size=8, key=self._secret).digest(), "little") or 1

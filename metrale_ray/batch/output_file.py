@@ -75,7 +75,8 @@ class OutputFile:
     def drop_errors(self) -> None:
         """Take out every line that is an error."""
         name = self.path.with_name(REST_NAME.format(self.path.name))
-        rest = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        name.unlink(missing_ok=True)  # of a run that was killed meanwhile
+        rest = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
         try:
             os.fchmod(rest, stat.S_IMODE(os.fstat(self._descriptor).st_mode))
             self._lock(rest)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from metrale_ray.batch import output_file
 from metrale_ray.batch.line import key
-from metrale_ray.batch.output_file import SYNC_S, OutputFile
+from metrale_ray.batch.output_file import REST_NAME, SYNC_S, OutputFile
 from metrale_ray.batch.record import START, answer_line
 from metrale_ray.errors import UserError
 
@@ -151,6 +151,7 @@ def test_a_file_system_without_locks_is_told_of(
 def test_errors_are_taken_out_and_the_rest_stays_with_its_mode_and_its_link(path: Path) -> None:
     path.write_bytes(b"".join(LINES) + line("d"))
     path.chmod(0o640)
+    path.with_name(REST_NAME.format(path.name)).write_text("left by a run that was killed")
     link = path.with_name("link")
     link.symlink_to(path)
     with opened(link) as file:
