@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tests.processes import OwnRay, until
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 TIMEOUT_S = 200.0
 HERE_ALREADY = ("doctor", "inspect")  # need no engine
+WRITES = {"cluster yaml": "cluster.yaml", "batch": "done.jsonl"}  # a file, and nothing to standard output
 
 
 def blocks(language: str) -> list[str]:
@@ -48,6 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for checkpoint in (folder / "path" / "to" / "checkpoint", folder / "cache" / demo.NAME):
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         write_tokenizer(write_tiny(checkpoint, "mixtral", max_position_embeddings=128))  # short answers
+    shutil.copytree(Path(__file__).parents[1] / "examples", folder / "examples")
     (folder / "engine.yaml").write_text("model: path/to/checkpoint\nep-size: 2\n")
     (folder / "prompts.jsonl").write_text('{"prompt": "one two"}\n{"prompt_token_ids": [1, 2, 3]}\n')
     return folder
@@ -88,8 +91,11 @@ def test_a_command_runs(place: Path, environment: dict[str, str], command: str) 
         environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
     done = run(["bash", "-c", command], place, environment)
     assert done.returncode == 0, done.stderr
+    written = WRITES.get(" ".join(shlex.split(command)[1:3]), WRITES.get(shlex.split(command)[1]))
     if ">" in command:
         assert (place / "answers.jsonl").read_text().count("\n") == 2
+    elif written is not None:
+        assert (place / written).stat().st_size > 0
     else:
         assert done.stdout.strip()
 
