@@ -207,7 +207,7 @@ def _report(error: Exception, given: Mapping[str, Any]) -> int:
         traceback.print_exception(error)
     if isinstance(error, MetraleError):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        print(f"error: {'; '.join(lines)}", file=sys.stderr)
+        print(f"error: {'; '.join(lines).replace(':; ', ': ')}", file=sys.stderr)
         # What no class has a code for came out of a running engine.
         return error.exit_code if error.exit_code != MetraleError.exit_code else ENGINE_FAILED
     print(f"error: unexpected {type(error).__name__}: {error}; --log-level debug shows where", file=sys.stderr)

@@ -71,7 +71,7 @@ class Cluster:
         """
         try:
             self._session.join(self.config.address)
-            self.config = with_resources(self.config)
+            self.config = with_resources(self.config, can_grow=not self._session.is_local)
             self._claim_name()
             group = self._place()
             self._addresses = node_addresses(group)

@@ -59,7 +59,8 @@ def unreachable(address: str, error: Exception) -> StartError:
         return StartError(f"cannot join Ray at {address!r}: {mismatch}; use the same versions everywhere")
     wants_token = "AuthenticationError" in f"{error} {error.__cause__}"
     hint = ". It wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-    return StartError(f"cannot reach Ray at {address!r}: {first_line(error)}{hint if wants_token else ''}")
+    what = "cannot start a Ray here" if address == "local" else f"cannot reach Ray at {address!r}"
+    return StartError(f"{what}: {first_line(error)}{hint if wants_token else ''}")
 
 
 def version_mismatch(error: Exception) -> str | None:

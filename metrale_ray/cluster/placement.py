@@ -14,15 +14,18 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError
 
 
-def with_resources(config: EngineConfig) -> EngineConfig:
-    """The configuration with device, cores and GPUs per rank settled from what the nodes offer."""
+def with_resources(config: EngineConfig, *, can_grow: bool) -> EngineConfig:
+    """The configuration with device, cores and GPUs per rank settled from what the nodes offer.
+
+    `can_grow`: nodes may still come, so that the placement is what waits for GPUs, and says what is missing.
+    """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) > 0]
     ranks_per_node = math.ceil(config.ep_size / max(1, len(nodes)))
     changes: dict[str, Any] = {}
     gpus = sum(node.get("GPU", 0.0) for node in nodes)
     device = config.device if config.device != "auto" else ("cuda" if gpus >= config.ep_size else "cpu")
     changes["device"] = device
-    if device.startswith("cuda") and gpus == 0:
+    if device.startswith("cuda") and gpus == 0 and not can_grow:
         raise ConfigError(f"device is {device!r}, and no node has a GPU; use cpu, or leave it out")
     if config.num_gpus_per_rank is None and device.startswith("cuda"):
         changes["num_gpus_per_rank"] = 1.0

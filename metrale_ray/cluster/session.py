@@ -54,7 +54,7 @@ class RaySession:
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                     )
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except Exception as error:  # Ray says by a plain Exception that a node did not come up in time
                 raise unreachable(target, error) from error
 
     def leave(self) -> None:

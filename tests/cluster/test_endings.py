@@ -55,6 +55,7 @@ def test_a_rank_that_names_itself_is_named_once_where_there_is_one_node() -> Non
 def test_a_ray_that_wants_a_token_is_told_from_one_that_is_not_there() -> None:
     absent = ConnectionError("Failed to connect\nmore")
     assert unreachable("10.0.0.1:6379", absent).message == "cannot reach Ray at '10.0.0.1:6379': Failed to connect"
+    assert unreachable("local", absent).message == "cannot start a Ray here: Failed to connect"
     absent.__cause__ = RuntimeError("ray.exceptions.AuthenticationError: InvalidAuthToken")
     assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in unreachable("10.0.0.1:6379", absent).message
 
