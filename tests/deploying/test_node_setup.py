@@ -11,7 +11,7 @@ import pytest
 
 from metrale_ray.deploying.node_setup import NodeSetup
 from metrale_ray.errors import UserError
-from tests.deploying.shell import Home
+from tests.deploying.node_home import Home
 
 VERSION = "0.1.0"
 

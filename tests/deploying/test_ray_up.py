@@ -25,7 +25,7 @@ from metrale_ray.deploying import ray_up
 from metrale_ray.deploying.node_setup import NodeSetup
 from metrale_ray.deploying.ray_up import AwsOptions, GcpOptions, OnPremiseOptions
 from metrale_ray.errors import UserError
-from tests.deploying.shell import Home
+from tests.deploying.node_home import Home
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy" / "ray-up").glob("*.yaml"))
