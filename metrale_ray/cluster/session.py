@@ -54,8 +54,12 @@ class RaySession:
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                     )
-            except Exception as error:  # Ray says by a plain Exception that a node did not come up in time
-                raise unreachable(target, error) from error
+            except Exception as error:
+                # That a node did not come up in time is a plain Exception of Ray's. What a handler of the caller's
+                # raises is the caller's.
+                if isinstance(error, ConnectionError | ValueError | RuntimeError) or type(error) is Exception:
+                    raise unreachable(target, error) from error
+                raise
 
     def leave(self) -> None:
         """This engine needs it no more; the last one that does disconnects, and ends a Ray that was started here."""

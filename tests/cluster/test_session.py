@@ -155,3 +155,14 @@ def pythons_action() -> bytes:
     action = ctypes.create_string_buffer(session.SIGACTION_BYTES)
     ctypes.CDLL(None).sigaction(signal.SIGTERM, None, action)
     return action.raw[:8]
+
+
+@pytest.mark.parametrize("error", [Exception("The current node timed out during startup."), RuntimeError("no")])
+def test_a_ray_that_does_not_come_up_is_a_start_that_failed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def init(**options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(session.ray, "init", init)
+    with pytest.raises(StartError, match="cannot start a Ray here"):
+        RaySession().join(None)
