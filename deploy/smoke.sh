@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Is the service at a URL there, and does it answer? Asks whether it is ready, which model it has, for one chat answer,
-# and for the same answer as a stream. Needs curl and nothing else, so that people, CI and a pod's hook use it alike.
+# and for the same answer as a stream. A model without a chat template, which is no chat's, is asked to complete a text.
+# Needs curl and nothing else, so that people, CI and a pod's hook use it alike.
 #
 #   deploy/smoke.sh http://127.0.0.1:8000
 #   METRALE_API_KEY=... deploy/smoke.sh --wait 600 https://llm.example.org
@@ -32,6 +33,7 @@ wait_s=60
 timeout_s=120
 model=
 url=
+way=chat        # or completion
 key=${METRALE_API_KEY-}
 unset METRALE_API_KEY # curl has no use for it in its environment
 
@@ -198,16 +200,33 @@ find_model() {
     echo "model $model"
 }
 
-question() { # true|false, for a stream or not. The model's name is still as JSON has it.
-    printf '{"model": "%s", "messages": [{"role": "user", "content": "What is the capital of France?"}], ' "$model"
-    printf '"max_tokens": 16, "temperature": 0, "stream": %s}' "$1"
+# What is asked, by the way that the model knows. Its name is still as JSON has it.
+ask_model() { # true|false, for a stream or not
+    case $way in
+    chat)
+        route=/v1/chat/completions
+        prompt='"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+        ;;
+    completion)
+        route=/v1/completions
+        prompt='"prompt": "The capital of France is"'
+        ;;
+    esac
+    printf '{"model": "%s", %s, "max_tokens": 16, "temperature": 0, "stream": %s}' "$model" "$prompt" "$1" \
+        >"$folder/question"
+    ask "$timeout_s" "$route" --header 'Content-Type: application/json' --data-binary "@$folder/question"
 }
 
 # The answer's text, its reasoning included, and how it ended.
 check_text() { # WHAT FILE
     text=$(
-        texts reasoning_content "$2"
-        texts content "$2"
+        case $way in
+        chat)
+            texts reasoning_content "$2"
+            texts content "$2"
+            ;;
+        completion) texts text "$2" ;;
+        esac
     )
     text=$(printf '%s' "$text" | tr -d '\n')
     [ -n "$text" ] || fail "$WRONG" "$1: the answer has no text: $(shown "$2")"
@@ -220,17 +239,20 @@ check_text() { # WHAT FILE
 }
 
 check_whole() {
-    question false >"$folder/question"
-    ask "$timeout_s" /v1/chat/completions --header 'Content-Type: application/json' --data-binary "@$folder/question"
-    check_status "chat"
-    check_text "chat" "$folder/body"
+    ask_model false
+    if [ "$status" = 400 ] && [ "$(texts code "$folder/body")" = no_chat_template ]; then
+        echo "chat: the model has no chat template; it is asked to complete a text"
+        way=completion
+        ask_model false
+    fi
+    check_status "$way"
+    check_text "$way" "$folder/body"
     printf '%s' "$text" >"$folder/text"
-    echo "chat: \"$(shown "$folder/text")\" ($reason)"
+    echo "$way: \"$(shown "$folder/text")\" ($reason)"
 }
 
 check_stream() {
-    question true >"$folder/question"
-    ask "$timeout_s" /v1/chat/completions --header 'Content-Type: application/json' --data-binary "@$folder/question"
+    ask_model true
     check_status "stream"
     tr -d '\r' <"$folder/body" | sed -n 's/^data: *//p' >"$folder/events"
     [ -s "$folder/events" ] || fail "$WRONG" "stream: no event came: $(shown "$folder/body")"

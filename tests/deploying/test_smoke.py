@@ -87,6 +87,34 @@ def test_a_service_that_works_passes(url: str, tmp_path: Path, shell: str) -> No
     assert end == "ok"
 
 
+@pytest.fixture
+def base_url(model: Path, tmp_path: Path) -> Iterator[str]:
+    """A live service of a model that has a tokenizer, and no chat template."""
+    folder = Path(shutil.copytree(model, tmp_path / "base"))
+    (folder / "chat_template.jinja").unlink()
+    with serving(folder) as rig:
+        yield rig.url
+
+
+def test_a_model_without_a_chat_template_completes_a_text(base_url: str, tmp_path: Path) -> None:
+    done = run(tmp_path, base_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    _, _, told, answer, streamed, end = done.stdout.splitlines()
+    assert told == "chat: the model has no chat template; it is asked to complete a text"
+    assert answer.startswith('completion: "')
+    assert answer.endswith("(length)")
+    assert "[DONE] (length)" in streamed
+    assert end == "ok"
+
+
+def test_another_refusal_of_a_chat_is_no_reason_to_ask_for_less(tmp_path: Path) -> None:
+    refusal = Answer(status=400, body='{"error": {"message": "no_chat_template", "code": "invalid_request"}}')
+    with FakeService({"chat": refusal}) as service:
+        done = run(tmp_path, service.url)
+    assert done.returncode == WRONG
+    assert "chat: status 400" in done.stderr
+
+
 def test_the_url_may_end_as_clients_know_it(tmp_path: Path) -> None:
     with FakeService({}) as service:
         assert run(tmp_path, f"{service.url}/v1/").returncode == 0
