@@ -125,6 +125,24 @@ def test_the_custom_resource_keeps_to_kuberays_definition(name: str) -> None:
     assert problems(documents(name)[0]) == []
 
 
+def without_replicas(spec: dict[str, Any]) -> dict[str, Any]:
+    """What KubeRay compares to find out whether a service needs another cluster."""
+    counts = ("replicas", "minReplicas", "maxReplicas")
+    kept = [{name: each[name] for name in each if name not in counts} for each in spec["workerGroupSpecs"]]
+    return {**spec, "workerGroupSpecs": kept}
+
+
+def test_other_ranks_of_a_service_are_another_cluster_to_kuberay() -> None:
+    two, four = (
+        yaml.safe_load(render_rayservice(KubernetesOptions(ranks=ranks)).split("\n---\n")[0])["spec"][
+            "rayClusterConfig"
+        ]
+        for ranks in (2, 4)
+    )
+    assert without_replicas(two) != without_replicas(four)
+    assert without_replicas(two) == without_replicas(copy.deepcopy(two))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_pods_and_policy_keep_to_the_schema_of_kubernetes(name: str) -> None:
     resource, policy = documents(name)
