@@ -28,7 +28,7 @@ from metrale_ray.deploying.ports import DASHBOARD_PORT, GCS_PORT
 from metrale_ray.errors import UserError
 
 NOT_REPEATED = ("command", "cluster", "output", "force", "yes")
-SETUP_SETTINGS = ("venv", "python", "package", "constraints", "model", "gpu")
+SETUP_SETTINGS = ("venv", "python", "package", "constraints", "torch_index", "model", "gpu")
 KUBERNETES = PROVIDERS[-1]
 THE_FILE = "FILE"  # what the advice says where the YAML went to standard output
 

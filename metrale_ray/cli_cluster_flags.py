@@ -53,6 +53,12 @@ NODE_FLAGS = (
         "machines must have it (default: this version, from the index)",
     ),
     Flag(("--constraints",), "file of this machine with the versions that pip may take", metavar="FILE"),
+    Flag(
+        ("--torch-index",),
+        "index of torch alone, such as PyTorch's own of builds for CPUs, which are smaller (default: where the "
+        "machines' pip takes all)",
+        metavar="URL",
+    ),
     Flag(("--token-file",), "this machine's file with Ray's token (default: ~/.ray/auth_token)", metavar="FILE"),
     Flag(("--dashboard-host",), "where Ray's dashboard listens (default: 127.0.0.1)", metavar="127.0.0.1|0.0.0.0"),
 )

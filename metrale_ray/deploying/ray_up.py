@@ -31,6 +31,11 @@ RUNS_ALREADY = (
     "Ray runs already and is left as it is: machines that are new in this file join, "
     "and any other change needs `ray down` first."
 )
+HEADS_HERE = '"$(pgrep -a -u "$(id -u)" -x gcs_server)"'  # each Ray has one of these, on its head
+ANOTHER_RAY = (
+    'echo "error: another Ray of user $(id -un) runs on $(hostname), and this one would stop it; '
+    'end it first, with \\`ray stop\\`" >&2; exit 1'
+)
 UBUNTU_PACKAGES = ("python3-venv",)
 GCP_CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 GCP_GPU_IMAGE = (
@@ -208,12 +213,14 @@ def _head_start(options: RayUpOptions) -> str:
     lines = [
         *_environment(options),
         *(["export RAY_enable_autoscaler_v2=0"] if isinstance(options, OnPremiseOptions) else []),
-        'if pgrep -u "$(id -u)" -x gcs_server > /dev/null; then',
-        f"  echo '{RUNS_ALREADY}'",
-        "else",
+        f"case {HEADS_HERE} in",
+        f"*--gcs_server_port={GCS_PORT}*) echo '{RUNS_ALREADY}';;",
+        '"")',
         "  ray stop",
         *(f"  {line}" for line in _wrapped("ray start", flags)),
-        "fi",
+        "  ;;",
+        f"*) {ANOTHER_RAY};;",
+        "esac",
     ]
     return "\n".join(lines)
 
@@ -235,6 +242,7 @@ def _own_worker_start(options: OnPremiseOptions) -> str:
     lines = [
         *_environment(options),
         f"export RAY_gcs_rpc_server_reconnect_timeout_s={HEAD_GONE_S}",
+        f"[ -z {HEADS_HERE} ] || {{ {ANOTHER_RAY}; }}",
         "ray stop",
         f'mkdir -p {NODE_FOLDER}; own={NODE_FOLDER}/ray_start-"$(hostname)"; rm -f "$own".log',
         """setsid flock "$own".lock bash -c '""",
@@ -242,11 +250,11 @@ def _own_worker_start(options: OnPremiseOptions) -> str:
         """  echo "ray start ended with code $?"; ray stop --force""",
         """' > "$own".log 2>&1 < /dev/null &""",
         f"for _ in $(seq {JOIN_S}); do",
-        """  grep -q "Ray runtime started" "$own".log && exit 0""",
-        """  grep -q "ray start ended" "$own".log && break""",
+        """  grep -qs "Ray runtime started" "$own".log && exit 0""",
+        """  grep -qs "ray start ended" "$own".log && break""",
         "  sleep 1",
         "done",
-        'cat "$own".log; exit 1',
+        f'cat "$own".log; echo "error: Ray did not start here, or not in {JOIN_S} s" >&2; exit 1',
     ]
     return "\n".join(lines)
 

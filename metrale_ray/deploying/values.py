@@ -25,7 +25,9 @@ PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 AWS_IMAGE = r"ami-[0-9a-f]{8,17}"
 AWS_SECURITY_GROUP = r"sg-[0-9a-f]{8,17}"
 GCP_IMAGE = r"projects/[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]+"
-PYTHON = r"[A-Za-z0-9/_.+-]*python[0-9.]*"
+PYTHON = r"([A-Za-z0-9/_.+][A-Za-z0-9/_.+-]*)?python[0-9.]*"
+WHEEL = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*\.whl"
+INDEX_URL = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~%+=/-]*)?"
 # What a shell, ssh (%), rsync or PATH (:) gives a meaning of its own.
 NOT_IN_PATHS = "\"'\\$`%:*?[]{}<>|&;#!"
 
@@ -80,11 +82,21 @@ def model(text: str, flag: str) -> str:
 def requirement(text: str, flag: str) -> str:
     """What pip installs: a requirement, or a wheel on this machine."""
     if text.endswith(".whl"):
+        if re.fullmatch(WHEEL, text.rpartition("/")[2], re.ASCII) is None:
+            raise wrong(text, flag, "the path of a wheel that has the name it was built with")
         return path(text, flag)
     _check_text(text, flag)
     if text.startswith("-"):
         raise wrong(text, flag, "a requirement such as metrale-ray[serve]==0.1.0, or a wheel's path")
     return text
+
+
+def index_url(text: str, flag: str) -> str:
+    """Where pip looks for packages. A name and password would be for everybody to read."""
+    allowed = (
+        "a URL that begins with https:// or http://, without a name and password, which pip's own settings may have"
+    )
+    return _matching(text, flag, INDEX_URL, allowed)
 
 
 def python(text: str, flag: str) -> str:

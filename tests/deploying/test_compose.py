@@ -239,3 +239,16 @@ def test_the_nodes_meet_at_the_head_with_the_token() -> None:
     for name in ON_RAY:
         assert SERVICES[name]["environment"]["RAY_AUTH_MODE"] == "token"
         assert SERVICES[name]["environment"]["RAY_AUTH_TOKEN_PATH"] == "/run/secrets/ray_token"
+
+
+def test_the_build_takes_packages_from_where_the_variables_say() -> None:
+    indexes = {"TORCH_INDEX": "https://a.b/c", "PIP_INDEX_URL": "https://d.e/f"}
+    for variables, arguments in ((indexes, indexes), ({}, dict.fromkeys(indexes, ""))):
+        build = load(COMPOSE, {**REQUIRED, **variables})["services"]["serve"]["build"]
+        assert build["args"] == arguments
+    known = [
+        each.rest.partition("=")[0]
+        for each in instructions((TOP / build["dockerfile"]).read_text())
+        if each.name == "ARG"
+    ]
+    assert set(build["args"]) <= set(known)

@@ -164,3 +164,16 @@ def test_the_default_python_is_one_that_the_package_takes() -> None:
     (version,) = re.findall(r"^PYTHON_IMAGE=python:3\.(\d+)-slim", argument)
     (least,) = re.findall(r">=3\.(\d+)", PROJECT["project"]["requires-python"])
     assert int(version) >= int(least)
+
+
+@pytest.mark.parametrize(("index", "flags"), [("", []), ("https://a.b/c", ["--index-url", "https://a.b/c"])])
+def test_torch_alone_comes_from_its_own_index_where_one_is_given(index: str, flags: list[str]) -> None:
+    (install,) = [each.rest for each in INSTRUCTIONS if each.name == "RUN" and each.rest.endswith(" torch")]
+    script = f'pip() {{ printf "%s\\n" "$@"; }}; {install}'
+    done = subprocess.run(["sh", "-c", script], env={"TORCH_INDEX": index}, text=True, capture_output=True, check=True)
+    assert done.stdout.split() == ["install", *flags, "--no-deps", "--constraint", "constraints.txt", "torch"]
+
+
+def test_no_index_is_named() -> None:
+    arguments = [each.rest for each in INSTRUCTIONS if each.name == "ARG" and "INDEX" in each.rest]
+    assert arguments == ["TORCH_INDEX", "PIP_INDEX_URL"]
