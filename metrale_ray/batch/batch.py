@@ -6,7 +6,7 @@
 
 Rules. Both files are read to their ends before an engine is needed. What OUTPUT answers is not asked again. Each line
 of INPUT gets one line, in the order in which answers come. However large the files, a few requests at a time are held,
-and some twenty bytes for each line. A run that ends early has written whole answers only, and the same call goes on.
+and some thirty bytes for each line. A run that ends early has written whole answers only, and the same call goes on.
 
 Leaves out: where the engine comes from.
 """
@@ -47,9 +47,9 @@ def open_batch(input_path: Path, output_path: Path, options: BatchOptions) -> It
     with contextlib.ExitStack() as steps:
         given = InputFile(input_path, options.limits)
         steps.callback(given.close)
-        _check_apart(input_path, output_path)
         output = OutputFile(output_path)
         steps.callback(output.close)
+        _check_apart(input_path, output.path)
         contents = read_contents(given, output, retry_errors=options.retry_errors)
         yield Batch(contents, output, output_path, options)
 
@@ -165,5 +165,5 @@ class Batch:
 
 
 def _check_apart(input_path: Path, output_path: Path) -> None:
-    if output_path.exists() and output_path.samefile(input_path):
+    if output_path.samefile(input_path):
         raise UserError(f"INPUT and OUTPUT are the same file, {input_path}; give another OUTPUT")

@@ -36,11 +36,14 @@ class KeyTable:
         """What it takes."""
         return len(self._digests) * (self._digests.itemsize + 1)
 
-    def add(self, key: bytes, flags: int = 0) -> bool:
+    def digest(self, key: bytes) -> int:
+        """By which all else here knows the key."""
+        return int.from_bytes(blake2b(key, digest_size=8, key=self._secret).digest(), "little") or 1
+
+    def add(self, digest: int, flags: int = 0) -> bool:
         """Whether the key is new, and now known with these flags. The flags of a known one stay."""
         if self._num_keys >= MAX_LOAD * len(self._digests):
             self._grow()
-        digest = self._digest(key)
         slot = self._slot(digest)
         if self._digests[slot]:
             return False
@@ -48,17 +51,14 @@ class KeyTable:
         self._num_keys += 1
         return True
 
-    def mark(self, key: bytes, flags: int) -> int | None:
+    def mark(self, digest: int, flags: int) -> int | None:
         """Set these flags too, and give those that were set before; None for a key that is not known."""
-        slot = self._slot(self._digest(key))
+        slot = self._slot(digest)
         if not self._digests[slot]:
             return None
         before = self._flags[slot]
         self._flags[slot] |= flags
         return before
-
-    def _digest(self, key: bytes) -> int:
-        return int.from_bytes(blake2b(key, digest_size=8, key=self._secret).digest(), "little") or 1
 
     def _slot(self, digest: int) -> int:
         """Where the digest is, or the empty slot where it belongs."""

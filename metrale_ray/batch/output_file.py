@@ -15,6 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from metrale_ray.batch.record import START, Record, read_record
@@ -35,16 +36,19 @@ class OutputFile:
     """The file at `path`, made where it is missing, and locked. Raises UserError. Close it."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path = Path(os.path.realpath(path))  # a link stays one when errors are taken out
+        with _told(path):
+            if path.exists() and not path.is_file():  # asked before links are followed: /dev/stdout leads nowhere
+                raise UserError(f"OUTPUT {path} is no regular file; give a file")
+            self.path = Path(os.path.realpath(path))  # a link stays one when errors are taken out
+            self._made = not self.path.exists()
         self._clock = clock
-        self._made = not self.path.exists()
         self._descriptor = self._open_locked()
         self._synced_at_s = clock()
         self._is_synced = True
 
     def close(self) -> None:
         """Let others have it."""
-        if self._made and os.fstat(self._descriptor).st_size == 0:
+        if self._made and os.fstat(self._descriptor).st_size == 0 and self._is_current(self._descriptor):
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
@@ -58,25 +62,31 @@ class OutputFile:
         with os.fdopen(os.dup(self._descriptor), "rb", buffering=BUFFER_BYTES) as lines:
             lines.seek(0)
             for number, data in enumerate(lines, start=1):
-                record, problem = _read(data)
-                if problem:
-                    bad = bad or (number, problem)
-                    continue
                 if bad is not None:
                     raise self._foreign(*bad)
+                record, problem = _read(data)
+                if problem:
+                    if not _is_left_of_a_line(data):
+                        raise self._foreign(number, problem)
+                    bad = (number, problem)
+                    continue
                 good_bytes, ends_whole = good_bytes + len(data), data.endswith(b"\n")
                 if record is not None:
                     yield record
         if bad is not None:
-            self._cut_off(good_bytes, bad)
+            log.info("the last line of OUTPUT %s was not written to its end, and is asked again", self.path)
+            os.ftruncate(self._descriptor, good_bytes)
         if not ends_whole:
             self._write(b"\n")
 
     def drop_errors(self) -> None:
         """Take out every line that is an error."""
         name = self.path.with_name(REST_NAME.format(self.path.name))
-        name.unlink(missing_ok=True)  # of a run that was killed meanwhile
-        rest = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        try:
+            name.unlink(missing_ok=True)  # of a run that was killed meanwhile
+            rest = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            raise self._failed(error, f"{name}, which takes its place without errors") from error
         try:
             os.fchmod(rest, stat.S_IMODE(os.fstat(self._descriptor).st_mode))
             self._lock(rest)
@@ -104,12 +114,17 @@ class OutputFile:
         return not self._is_synced and self._clock() >= self._synced_at_s + SYNC_S
 
     def sync(self) -> None:
-        """Wait until the disk has it all. Raises UserError."""
+        """Wait until the disk has it all. Raises UserError, also where the file is not under its name any more."""
         self._is_synced, self._synced_at_s = True, self._clock()
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             raise self._failed(error) from error
+        if not self._is_current(self._descriptor):
+            raise UserError(
+                f"OUTPUT {self.path} was removed or replaced while it was written. Put it back if you can, and run the "
+                "same command again to go on"
+            )
 
     def _open_locked(self) -> int:
         """The file as it is under its name now: another run may have put another one there."""
@@ -125,14 +140,8 @@ class OutputFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        try:
-            if self.path.exists() and not self.path.is_file():
-                raise UserError(f"OUTPUT {self.path} is no regular file; give a file")
+        with _told(self.path):
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
-        except FileNotFoundError as error:
-            raise UserError(f"the folder of OUTPUT {self.path} does not exist; make it, or give another one") from error
-        except OSError as error:
-            raise UserError(f"cannot write OUTPUT {self.path}: {error.strerror}") from error
 
     def _lock(self, descriptor: int) -> None:
         try:
@@ -149,14 +158,6 @@ class OutputFile:
             return os.path.samestat(os.fstat(descriptor), self.path.stat())
         except FileNotFoundError:
             return False
-
-    def _cut_off(self, good_bytes: int, bad: tuple[int, str]) -> None:
-        """Drop what is behind the whole lines, if it is the beginning of one, or what a lost disk write leaves."""
-        tail = os.pread(self._descriptor, len(START), good_bytes)
-        if not (START.startswith(tail) or tail.strip(b"\0") == b""):
-            raise self._foreign(*bad)
-        log.info("the last line of OUTPUT %s was not written to its end, and is asked again", self.path)
-        os.ftruncate(self._descriptor, good_bytes)
 
     def _copy_answers(self, rest: int) -> None:
         with (
@@ -186,10 +187,11 @@ class OutputFile:
             os.ftruncate(self._descriptor, size)
             raise self._failed(error) from error
 
-    def _failed(self, error: OSError) -> UserError:
+    def _failed(self, error: OSError, what: str = "") -> UserError:
+        what = what or f"OUTPUT {self.path}"
         return UserError(
-            f"cannot write OUTPUT {self.path}: {error.strerror}; what it holds stays. See to it, and run the same "
-            "command again to go on"
+            f"cannot write {what}: {error.strerror}; what OUTPUT holds stays. See to it, and run the same command "
+            "again to go on"
         )
 
     def _foreign(self, number: int, problem: str) -> UserError:
@@ -197,6 +199,22 @@ class OutputFile:
             f"OUTPUT {self.path} holds something else: line {number} is no line of a batch's output ({problem}). Give "
             "another OUTPUT, or remove this one"
         )
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Why a file cannot be opened, as a UserError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"the folder of OUTPUT {path} does not exist; make it, or give another one") from error
+    except OSError as error:
+        raise UserError(f"cannot write OUTPUT {path}: {error.strerror}") from error
+
+
+def _is_left_of_a_line(data: bytes) -> bool:
+    """Whether it is the beginning of a line, or what a lost disk write leaves."""
+    return START.startswith(data[: len(START)]) or data.strip(b"\0") == b""
 
 
 def _read(data: bytes) -> tuple[Record | None, str]:

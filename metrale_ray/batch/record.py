@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import jiter
 from pydantic_core import to_json
 
-from metrale_ray.batch.line import BadLine, key
+from metrale_ray.batch.line import DUPLICATE, BadLine, key
 
 START = b'{"id":"batch_req_'
 """What each line begins with."""
@@ -60,7 +60,8 @@ def read_record(data: bytes) -> Record:
     if not (isinstance(custom_id, str | None) and isinstance(error, dict) and isinstance(response, dict)):
         raise ValueError("custom_id, response or error is of another kind")
     number, status = error.get("line"), response.get("status_code")
-    if not (error or response) or (custom_id is None and type(number) is not int):
+    by_number = custom_id is None or error.get("code") == DUPLICATE
+    if not (error or response) or (by_number and type(number) is not int):
         raise ValueError("it answers nothing")
-    place = repr(custom_id) if custom_id is not None else f"line {number}"
+    place = f"line {number}" if by_number else repr(custom_id)
     return Record(key(number, custom_id, error.get("code")), place, bool(error) or status != OK)

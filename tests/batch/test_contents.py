@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from metrale_ray.batch.contents import Contents, read_contents
-from metrale_ray.batch.input_file import InputFile
+from metrale_ray.batch.input_file import BUFFER_BYTES, InputFile
 from metrale_ray.batch.line import BadLine, BatchRequest, Line, duplicate, read_line
 from metrale_ray.batch.output_file import OutputFile
 from metrale_ray.batch.record import answer_line, error_line
@@ -109,6 +109,19 @@ def test_an_output_of_another_input_is_refused(tmp_path: Path, answers: list[byt
     assert (tmp_path / "out").read_bytes() == b"".join(answers)
 
 
+def test_who_has_corrected_a_wrong_line_is_told_how_to_go_on(tmp_path: Path) -> None:
+    corrected = [completion("a"), completion("b"), completion("c")]
+    was_wrong = [read_line(2, b"{", LIMITS), duplicate(read_line(3, json.dumps(completion("a")).encode(), LIMITS))]
+    for line, hint in [(line, f"answers line {line.number}, which INPUT does not have") for line in was_wrong]:
+        assert isinstance(line, BadLine)
+        with pytest.raises(UserError) as caught, read(tmp_path, corrected, [error_line(line)]):
+            pass
+        assert hint in caught.value.message
+        assert "or --retry-errors, if a line that was wrong is right now" in caught.value.message
+        with read(tmp_path, corrected, [error_line(line)], retry_errors=True) as contents:
+            assert len(shown(contents)) == 3
+
+
 def test_an_input_without_a_line_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is empty; write one request in each line"), read(tmp_path, ["", " "], []):
         pass
@@ -121,6 +134,29 @@ def test_lines_that_changed_unseen_are_refused_when_they_are_read_again(tmp_path
         os.utime(tmp_path / "in", ns=(state.st_atime_ns, state.st_mtime_ns))
         with pytest.raises(UserError, match="was changed meanwhile"):
             shown(contents)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+def test_an_input_that_has_lost_or_got_lines_while_it_was_read_is_refused(tmp_path: Path, kept: int) -> None:
+    lines = [completion(f"id-{n}", user="x" * BUFFER_BYTES) for n in range(3)]  # each longer than what is read ahead
+    more = completion("id-3")
+    with read(tmp_path, lines, []) as contents:
+        found = contents.open_lines()
+        next(found)
+        write_lines(tmp_path / "in", [*lines, more][:kept])
+        with pytest.raises(UserError, match="was changed meanwhile"):
+            list(found)
+
+
+def test_lines_that_are_answered_are_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with read(tmp_path, LINES, [answer("a"), *errors().values()]) as contents:
+        numbers = list[int]()
+        parse = InputFile.read
+        monkeypatch.setattr(
+            InputFile, "read", lambda self, number, data: numbers.append(number) or parse(self, number, data)
+        )
+        assert shown(contents) == [(3, "b")]
+        assert numbers == [3]
 
 
 def test_requests_come_as_they_stand(tmp_path: Path) -> None:

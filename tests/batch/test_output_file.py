@@ -99,6 +99,9 @@ def test_empty_lines_are_nothing(path: Path) -> None:
         LINES[0] + b"a note of mine",
         LINES[0] + b"a note of mine\n" + LINES[1],
         START[:10] + b"\n" + LINES[1],
+        LINES[0][:-9] + b"\nmore\nof this",
+        bytes(4096) + b"a picture\nof mine",
+        LINES[0] + bytes(4096) + b"a note of mine",
     ],
 )
 def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(path: Path, data: bytes) -> None:
@@ -171,7 +174,7 @@ def test_errors_that_cannot_be_taken_out_stay(path: Path, monkeypatch: pytest.Mo
     path.write_bytes(b"".join(LINES))
     with opened(path) as file:
         monkeypatch.setattr(os, "replace", refuse)
-        with pytest.raises(UserError, match=r"cannot write OUTPUT .*: Input/output error; what it holds stays"):
+        with pytest.raises(UserError, match=r"cannot write OUTPUT .*: Input/output error; what OUTPUT holds stays"):
             file.drop_errors()
         file.append(line("d"))
     assert keys_in(path) == [*IDS, key(None, "d", None)]
@@ -191,7 +194,7 @@ def test_a_full_disk_leaves_whole_lines(path: Path, monkeypatch: pytest.MonkeyPa
     with opened(path) as file:
         file.append(LINES[0])
         monkeypatch.setattr(os, "write", half)
-        with pytest.raises(UserError, match="No space left on device; what it holds stays"):
+        with pytest.raises(UserError, match="No space left on device; what OUTPUT holds stays"):
             file.append(LINES[1])
         monkeypatch.undo()
     assert path.read_bytes() == LINES[0]
@@ -233,7 +236,40 @@ def test_a_file_that_got_no_line_is_gone_if_it_was_not_there_before(path: Path) 
     assert path.exists()
 
 
+def test_a_file_without_place_for_another_one_beside_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)  # the other one's name would be too long
+    path.write_bytes(b"".join(LINES))
+    with opened(path) as file:
+        with pytest.raises(UserError, match=r"cannot write .*, which takes its place without errors: File name too"):
+            file.drop_errors()
+        file.append(line("d"))
+    assert keys_in(path) == [*IDS, key(None, "d", None)]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_is_taken_away_while_it_is_written_is_noticed(path: Path, is_replaced: bool) -> None:
+    file = OutputFile(path)
+    try:
+        path.unlink()
+        if is_replaced:
+            path.touch()
+        with pytest.raises(UserError, match="was removed or replaced while it was written"):
+            file.sync()
+    finally:
+        file.close()
+    assert path.exists() == is_replaced  # another one's file is not taken away
+
+
 def test_what_cannot_be_written_is_told(path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write OUTPUT .*: File name too long"):
+        OutputFile(path.with_name("x" * 300))
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(UserError, match="is no regular file; give a file"):
+            OutputFile(Path(f"/dev/fd/{writer}"))
+    finally:
+        os.close(reader)
+        os.close(writer)
     with pytest.raises(UserError, match=r"the folder of OUTPUT .* does not exist; make it"):
         OutputFile(path / "more" / "out.jsonl")
     with pytest.raises(UserError, match="is no regular file; give a file"):

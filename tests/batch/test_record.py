@@ -56,6 +56,8 @@ def test_lines_have_ids_of_their_own() -> None:
         b"{}",
         b'{"id": 1, "custom_id": "a", "response": {"status_code": 200}}',
         b'{"id": "x", "custom_id": "a"}',
+        b'{"id": "x", "custom_id": "a", "error": {"code": "duplicate_custom_id"}}',
+        b'{"id": "x", "custom_id": "a", "error": {"code": "duplicate_custom_id", "line": "7"}}',
         b'{"id": "x", "custom_id": "a", "response": null, "error": null}',
         b'{"id": "x", "custom_id": null, "response": {"status_code": 200}}',
         b'{"id": "x", "custom_id": null, "error": {"code": "x"}}',
