@@ -36,6 +36,13 @@ ANOTHER_RAY = (
     'echo "error: another Ray of user $(id -un) runs on $(hostname), and this one would stop it; '
     'end it first, with \\`ray stop\\`" >&2; exit 1'
 )
+# The autoscaler that runs reads the configuration again, but which machines there are from a file that Ray's provider
+# writes only when it is made.
+NOTE_MACHINES = (
+    """python -c 'import os, yaml; from ray.autoscaler._private.local.node_provider import LocalNodeProvider; """
+    f"""config = yaml.safe_load(open(os.path.expanduser("{BOOTSTRAP_PATH}"))); """
+    """LocalNodeProvider(config["provider"], config["cluster_name"])'"""
+)
 UBUNTU_PACKAGES = ("python3-venv",)
 GCP_CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 GCP_GPU_IMAGE = (
@@ -210,11 +217,15 @@ def _head_start(options: RayUpOptions) -> str:
     flags += [f"--dashboard-host={options.dashboard_host}", f"--dashboard-port={DASHBOARD_PORT}"]
     flags += [f"--ray-client-server-port={RAY_CLIENT_PORT}", "--disable-usage-stats"]
     flags += [f"--autoscaling-config={BOOTSTRAP_PATH}", *_node_flags()]
+    is_own = isinstance(options, OnPremiseOptions)
     lines = [
         *_environment(options),
-        *(["export RAY_enable_autoscaler_v2=0"] if isinstance(options, OnPremiseOptions) else []),
+        *(["export RAY_enable_autoscaler_v2=0"] if is_own else []),
         f"case {HEADS_HERE} in",
-        f"*--gcs_server_port={GCS_PORT}*) echo '{RUNS_ALREADY}';;",
+        f"*--gcs_server_port={GCS_PORT}*)",
+        f"  echo '{RUNS_ALREADY}'",
+        *([f"  {NOTE_MACHINES}"] if is_own else []),
+        "  ;;",
         '"")',
         "  ray stop",
         *(f"  {line}" for line in _wrapped("ray start", flags)),

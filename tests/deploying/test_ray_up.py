@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -209,6 +210,7 @@ def test_any_text_in_a_command_stays_one_word_of_it(text: str) -> None:
     assert f"/{text}/bin/python" in words
 
 
+RUNNING = "echo 12 /x/gcs_server --log_dir=/x --gcs_server_port=6379 --other=1"
 RAY_THAT_BLOCKS = """
 case "$*" in
 start*) touch ~/running; echo "Ray runtime started"; until [ -e ~/stopped ]; do sleep; done; rm ~/running ~/stopped;;
@@ -241,11 +243,40 @@ def test_a_head_where_ray_runs_is_left_alone(make: Callable[..., dict[str, Any]]
     done = home.run(command)
     assert done.returncode == 0
     assert rays_calls(home) == ["stop", "start --head"]
-    home.fake("programs/pgrep", "echo 12 /x/gcs_server --log_dir=/x --gcs_server_port=6379 --other=1")
+    home.fake("programs/pgrep", RUNNING)
+    home.fake("metrale-ray-venv/bin/python")
     done = home.run(command)
     assert done.returncode == 0
     assert "Ray runs already and is left as it is" in done.stdout
-    assert home.calls() == [f"pgrep -a -u {os.getuid()} -x gcs_server"]
+    calls = home.calls()
+    assert calls[0] == f"pgrep -a -u {os.getuid()} -x gcs_server"
+    assert [call.split()[0] for call in calls[1:]] == (["python"] if make is on_premise else [])
+
+
+def test_a_machine_that_is_new_is_known_to_a_head_that_runs(home: Home) -> None:
+    (command,) = on_premise()["head_start_ray_commands"]
+    home.fake("programs/pgrep", RUNNING)
+    home.fake("metrale-ray-venv/bin/python", f'exec {sys.executable} "$@"')
+    head, *workers = addresses = ["10.0.0.10", "10.0.0.11", "10.0.0.12"]
+    provider = {"type": "local", "head_ip": head, "worker_ips": workers}
+    config = {"cluster_name": "c", "provider": provider}
+    (home.folder / "ray_bootstrap_config.yaml").write_text(yaml.safe_dump(config))
+    known = {
+        head: {"tags": {"ray-node-type": "head"}, "state": "running"},
+        workers[0]: {"tags": {"ray-node-type": "worker"}, "state": "running"},
+    }
+    state = home.folder / "ray" / "cluster-c.state"
+    state.parent.mkdir()
+    state.write_text(json.dumps(known))
+    done = home.run(f"export RAY_TMPDIR={home.folder}; {command}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(state.read_text())
+    assert sorted(found) == addresses
+    assert {address: found[address]["state"] for address in addresses} == {
+        head: "running",
+        workers[0]: "running",
+        workers[1]: "terminated",  # which Ray's provider calls what may be started
+    }
 
 
 @pytest.mark.parametrize("kind", ["head", "worker"])
