@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Every command of ours and of Ray's that deploy/ shows or runs is one that the real parsers take."""
+"""Every command of ours and of Ray's that deploy/, README and docs/ show or run is one that the real parsers take."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from tests.deploying.compose import load
 from tests.deploying.dockerfile import instructions
 from tests.deploying.shell import commands
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+TOP = Path(__file__).parents[2]
+DEPLOY = TOP / "deploy"
 CLIS: dict[str, click.Group] = {"ray": ray_cli, "serve": serve_cli}
 NAMES = ("metrale-ray", *CLIS)
-FILES = sorted(
-    path for path in DEPLOY.rglob("*") if path.suffix in (".md", ".yaml", ".sh") or path.name == "Dockerfile"
-)
+OF_DEPLOY = [path for path in DEPLOY.rglob("*") if path.suffix in (".md", ".yaml", ".sh") or path.name == "Dockerfile"]
+FILES = sorted([*OF_DEPLOY, TOP / "README.md", *(TOP / "docs").glob("*.md")])
+MENTIONED = 2  # words: `ray up` in a sentence is a name, `ray up cluster.yaml` a command
 PLACEHOLDER = "..."
 
 
@@ -47,8 +48,14 @@ def of_comments(text: str) -> Iterator[list[str]]:
 
 
 def of_markdown(text: str) -> Iterator[list[str]]:
+    """Commands in blocks, and those between single backquotes."""
     for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield from of_shell(block)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([^`]+)`", prose):
+        for words in of_shell(" ".join(code.split())):
+            if len(words) > MENTIONED:
+                yield words
 
 
 def of_value(value: Any) -> Iterator[list[str]]:
@@ -115,7 +122,7 @@ def click_parameters(group: click.Group, name: str, words: list[str]) -> dict[st
     return dict(context.params)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(DEPLOY).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(TOP).as_posix())
 def test_the_commands_of_a_file_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(DEPLOY)
     for words in of_file(path):
@@ -126,7 +133,7 @@ def test_the_commands_of_a_file_are_taken(path: Path, monkeypatch: pytest.Monkey
 
 
 def test_commands_are_found_in_files_of_each_kind() -> None:
-    found = {path.relative_to(DEPLOY).as_posix(): [words[:2] for words in of_file(path)] for path in FILES}
+    found = {path.relative_to(DEPLOY).as_posix(): [words[:2] for words in of_file(path)] for path in OF_DEPLOY}
     assert ["metrale-ray", "--help"] in found["Dockerfile"]
     assert {("metrale-ray", "serve"), ("ray", "start"), ("serve", "deploy")} <= {*map(tuple, found["compose.yaml"])}
     assert {("metrale-ray", "cluster"), ("ray", "start"), ("ray", "stop")} <= {
@@ -134,6 +141,7 @@ def test_commands_are_found_in_files_of_each_kind() -> None:
     }
     assert ["metrale-ray", "cluster"] in found["kubernetes/rayservice.yaml"]
     assert ["serve", "deploy"] in found["serve.yaml"]
+    assert {("ray", "exec"), ("ray", "job"), ("serve", "shutdown")} <= {*map(tuple, found["README.md"])}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +164,10 @@ def test_commands_of_every_form_are_found() -> None:
     assert list(of_markdown("text `ray x`\n```\nray up a.yaml # b\nX=1 serve status\n```\n```json\nray y\n```\n")) == [
         ["ray", "up", "a.yaml"],
         ["serve", "status"],
+    ]
+    assert list(of_markdown("by `ray up`, as `ray up\n  b.yaml` or `(X=1 ray stop --force > y)`")) == [
+        ["ray", "up", "b.yaml"],
+        ["ray", "stop", "--force"],
     ]
     assert list(of_value({"a": ["ray", "stop"], "b": [{"c": "cd x && /opt/bin/ray stop"}], "d": "serve me not"})) == [
         ["ray", "stop"],
