@@ -50,14 +50,15 @@ class RayUp:
         self.site = site
         self.file = folder / "cluster.yaml"
         self.model = site.home / "model"
+        self.rays_before: list[set[int]] = []  # of each host, before the last one joined
         self._folder = folder
 
-    def write(self) -> str:
-        """Write the configuration, and give what the command said."""
-        head, *workers = [host.address for host in self.site.hosts]
+    def write(self, num_hosts: int | None = None) -> str:
+        """Write the configuration of so many hosts, all if not given, and give what the command said."""
+        head, *workers = [host.address for host in self.site.hosts[:num_hosts]]
         flags = ["--head-ip", head, "--worker-ips", ",".join(workers), "--ssh-user", "root", "--ssh-key"]
         flags += [str(self.site.key), "--venv", str(VENV), "--package", "none", "--model", str(self.model)]
-        code, said = self.site.run("metrale-ray", "cluster", "yaml", "-o", str(self.file), "--yes", *flags)
+        code, said = self.site.run("metrale-ray", "cluster", "yaml", "-o", str(self.file), "--yes", "--force", *flags)
         assert code == 0, said
         return said
 
@@ -131,10 +132,13 @@ def cluster(site: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> RayUp:
 
 @pytest.fixture(scope="module")
 def running(cluster: RayUp) -> RayUp:
-    """The cluster with all its nodes."""
-    cluster.up()
-    code, said = cluster.on_head("metrale-ray cluster wait --timeout-s 120", timeout_s=150)
-    assert code == 0, said
+    """The cluster with all its nodes, of which the last one was added to the others."""
+    for num_hosts in (2, 3):
+        cluster.rays_before = [rays(host) for host in cluster.site.hosts]
+        cluster.write(num_hosts)
+        cluster.up()
+        code, said = cluster.on_head("metrale-ray cluster wait --timeout-s 120", timeout_s=150)
+        assert code == 0, said
     return cluster
 
 
@@ -180,6 +184,14 @@ def test_ray_up_brings_every_node_and_shows_no_token(running: RayUp) -> None:
         assert not [path for path in logs if token in path.read_text(errors="replace")]
     code, said = running.on_head("RAY_AUTH_TOKEN=$(printf 0%.0s $(seq 64)) ray status --address 10.77.6.1:6379")
     assert code != 0, said
+
+
+def test_a_node_that_was_added_has_joined_and_the_others_have_not_been_restarted(running: RayUp) -> None:
+    *first, last = running.rays_before
+    assert all(first)
+    assert last == set()
+    assert [rays(host) for host in running.site.hosts[:2]] == first
+    assert rays(running.site.hosts[2])
 
 
 def test_a_second_ray_up_changes_nothing(running: RayUp) -> None:
@@ -260,7 +272,7 @@ def test_the_service_streams_over_two_nodes_and_a_ray_up_beside_it_disturbs_nobo
 
 def stream_beside(running: RayUp, command: str) -> str:
     """Run `ray up` while a chat streams, which must come to its end; then a command on the head."""
-    body: dict[str, Any] = {"model": "model", "stream": True, "max_tokens": 3000, "ignore_eos": True}
+    body: dict[str, Any] = {"model": "model", "stream": True, "max_tokens": 1500, "ignore_eos": True}
     body["messages"] = [{"role": "user", "content": "hello"}]
     (running.site.hosts[0].home / "body.json").write_text(json.dumps(body))
     chat = "curl -sN -H 'Content-Type: application/json' -d @$HOME/body.json http://127.0.0.1:8000/v1/chat/completions"
