@@ -36,7 +36,7 @@ def from_file(path: str) -> ExpectedNodes:
     """The nodes of the cluster YAML at `path`. Raises UserError."""
     try:
         config = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a home, or too many brackets
         raise UserError(f"--file is {path!r}, which cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise UserError(f"--file is {path!r}, which is no YAML: {' '.join(str(error).split())}") from error
@@ -60,10 +60,14 @@ def from_flag(text: str) -> ExpectedNodes:
 def _from_config(config: Mapping[str, Any]) -> ExpectedNodes:
     provider, name = config["provider"], str(config["cluster_name"])
     if "worker_ips" in provider:
-        names = tuple(str(address) for address in (provider["head_ip"], *provider["worker_ips"]))
+        if not isinstance(provider["worker_ips"], list):
+            raise TypeError(provider["worker_ips"])
+        names = (provider["head_ip"], *provider["worker_ips"])
+        if not all(isinstance(each, str) and each for each in names):
+            raise TypeError(names)
         return ExpectedNodes(tuple(dict.fromkeys(names)), len(set(names)), name)
     head, kinds = config["head_node_type"], config["available_node_types"]
     least = {kind: int(settings.get("min_workers", 0)) for kind, settings in kinds.items()}
-    if head not in least:
-        raise ValueError(head)
+    if head not in least or min(least.values()) < 0:
+        raise ValueError(least)
     return ExpectedNodes((), 1 + sum(least.values()), name)

@@ -16,13 +16,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and what moves and hides the cursor
 HEADER = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\s+[A-Z]+ \S+ -- "
 RECORD = re.compile(rf"{HEADER}(.*)")
 JOINED = re.compile(rf"(?<!\n)(?={HEADER})")  # two updaters that write at once may share a line
 ATTEMPTS = 3
 """Of the newer autoscaler for one node, after which it gives the node up. The older one has a single attempt."""
 NUM_OUTPUT_LINES = 6
+MAX_COMMAND_LEN = 1 << 15
 
 SPAWNED = re.compile(r"updater thread for node (\S+)\.$")
 INSTALLING = re.compile(r"->RAY_INSTALLING \(.*cloud_instance_id=([^,]+),")
@@ -179,25 +180,29 @@ class _Updaters:
 
 def _records(text: str) -> Iterator[tuple[str | None, list[str]]]:
     """Each record of the log with the lines behind it that are no part of it. None: what came before the first."""
-    record: str | None = None
+    record: list[str] | None = None  # its lines
     output: list[str] = []
     is_open = False  # the record goes on in the next line
     for line in JOINED.sub("\n", COLOURS.sub("", text)).splitlines():
         if match := RECORD.match(line):
-            yield record, output
-            record, output = match[1], []
-            is_open = bool(WITHOUT_END.match(record)) or record.count("`") == 1
-        elif is_open:
-            record = f"{record}\n{line}"
-            is_open = bool(WITHOUT_END.match(record)) or not line.endswith("`")
+            yield _whole(record), output
+            record, output = [match[1]], []
+            is_open = bool(WITHOUT_END.match(match[1])) or match[1].count("`") == 1
+        elif is_open and record is not None:
+            record.append(line)
+            is_open = bool(WITHOUT_END.match(record[0])) or not line.endswith("`")
         elif line.strip():
             output.append(line.strip())
-    yield record, output
+    yield _whole(record), output
+
+
+def _whole(record: list[str] | None) -> str | None:
+    return None if record is None else "\n".join(record)
 
 
 def _own_part(told: str) -> str:
     """The user's own command out of what ssh was given: without Ray's shell around it and its variables."""
-    told = told.rstrip("`")
+    told = told.rstrip("`")[:MAX_COMMAND_LEN]  # what is longer is no command, but a record whose end was not seen
     try:
         words = shlex.split(told)
     except ValueError:  # cut off

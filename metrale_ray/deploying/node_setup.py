@@ -23,7 +23,7 @@ CONSTRAINTS_PATH = f"{NODE_FOLDER}/constraints.txt"
 NO_PACKAGE = "none"
 EXTRAS = "[serve,data]"
 PIP_INSTALL = "-m pip install --quiet --no-input --disable-pip-version-check"
-ONE_AT_A_TIME = f"mkdir -p {NODE_FOLDER}; exec 9> {NODE_FOLDER}/setup.lock; flock 9 || exit 1"
+ONE_AT_A_TIME = f"mkdir -p {NODE_FOLDER}; exec 9>> {NODE_FOLDER}/setup.lock; flock 9 || exit 1"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class NodeSetup:
             lines.append(f'{{ {has_version} && [ "$wanted" = "$(cat "$installed" 2> /dev/null)" ]; }} || {{')
         make = f"{self._python} -m pip --version > /dev/null 2>&1 || {self.python} -m venv {shell_path(self.venv)}"
         commands = [f"{{ {make}; }}", *self._installs()]
-        commands += [] if mark is None else ['printf \'%s\\n\' "$wanted" > "$installed"']
+        commands += [] if mark is None else ['printf \'%s\\n\' "$wanted" >| "$installed"']
         lines += [f"  {command} &&" for command in commands[:-1]] + [f"  {commands[-1]}", "}"]
         comment = "The wheel, copied to each node." if self._is_wheel else f"{wanted}, unless the environment has it."
         return Step(comment, "\n".join(lines))

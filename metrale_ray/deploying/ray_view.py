@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from metrale_ray.deploying.waiting import Sight
 LOG_BYTES = 4 << 20
 STATUS_KEY, ERROR_KEY = "__autoscaling_status", "__autoscaling_error"  # in Ray's own store
 STATUS_TAG = "ray-node-status"
+MONITOR_SILENT_S = 30.0  # it reports each few seconds
 MONITOR_LOGS = ("monitor.log", "monitor.out", "monitor.err")
 
 
@@ -49,17 +51,22 @@ class RayView:
 
     def look(self) -> Sight:
         """What is to be seen now."""
-        alive = frozenset(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
+        nodes = [(str(node["NodeManagerAddress"]), node) for node in ray.nodes()]
+        alive = frozenset(address for address, node in nodes if node["Alive"])
         addresses = {name: resolved(name) for name in self._expected.names}
-        told = autoscaler_states(_internal_kv_get(STATUS_KEY))
+        status = _internal_kv_get(STATUS_KEY)
+        told = autoscaler_states(status)
         noted = noted_states(_state_file(self._expected.cluster_name))
         error = _internal_kv_get(ERROR_KEY)
+        folder = _logs_folder()
+        has_ended = lost_monitor(status) if (folder / MONITOR_LOGS[0]).exists() else None
         return Sight(
             alive=alive,
             states={**told, **noted},
-            monitor=monitor_logs(_logs_folder(), addresses),
-            autoscaler_error=None if error is None else error.decode(errors="replace"),
+            monitor=monitor_logs(folder, addresses),
+            autoscaler_error=has_ended if error is None else error.decode(errors="replace"),
             addresses=addresses,
+            gone={address: str(node.get("DeathReasonMessage") or "") for address, node in nodes if not node["Alive"]},
         )
 
 
@@ -67,6 +74,15 @@ def autoscaler_states(status: bytes | None) -> dict[str, str]:
     """By address, the state of nodes on their way, out of the older autoscaler's report."""
     report = json.loads(status or b"{}").get("autoscaler_report") or {}
     return {str(address): str(state) for address, _, state in report.get("pending_nodes", ())}
+
+
+def lost_monitor(status: bytes | None) -> str | None:
+    """What to say of an autoscaler that ended without a word, as one that is killed does. For the head alone."""
+    told = json.loads(status or b"{}")
+    pid, told_s = told.get("monitor_pid"), told.get("time")
+    if pid is None or told_s is None or time.time() - told_s < MONITOR_SILENT_S or Path(f"/proc/{pid}").exists():
+        return None
+    return f"its process, {pid} on the head, has gone; monitor.log among Ray's logs there may say why"
 
 
 def noted_states(file: Path | None) -> dict[str, str]:
@@ -102,12 +118,16 @@ def resolved(name: str) -> str:
 
 
 def _end_of(file: Path) -> str:
+    """The last lines, whole ones."""
     try:
         with file.open("rb") as opened:
-            opened.seek(max(0, file.stat().st_size - LOG_BYTES))
-            return opened.read().decode(errors="replace")
+            start = file.stat().st_size - LOG_BYTES - 1  # one before, which tells whether a line begins there
+            opened.seek(max(0, start))
+            text = opened.read()
     except OSError:  # it is not the head, or nothing was written yet
         return ""
+    first = text.find(b"\n") + 1 if start >= 0 else 0
+    return text[first : text.rfind(b"\n") + 1].decode(errors="replace")
 
 
 def _logs_folder() -> Path:

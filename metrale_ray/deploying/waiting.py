@@ -24,6 +24,7 @@ STATES = {
 }
 """What the autoscaler calls the states of a node, in words."""
 
+STARTED = "up-to-date"
 NUM_ERROR_LINES = 6
 MAX_TEXT = 200  # characters of a command, or of a line of its output
 
@@ -31,13 +32,15 @@ MAX_TEXT = 200  # characters of a command, or of a line of its output
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What was seen at one moment: addresses that are alive in Ray, the autoscaler's state of each node by its id, its
-    logs, and its own end if it has ended. `addresses`: of nodes with other names."""
+    logs, and its own end if it has ended. `addresses`: of nodes with other names. `gone`: addresses that were alive,
+    with what Ray says of their end."""
 
     alive: frozenset[str]
     states: Mapping[str, str] = field(default_factory=dict)
     monitor: MonitorLog = field(default_factory=MonitorLog)
     autoscaler_error: str | None = None
     addresses: Mapping[str, str] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     def address(self, name: str) -> str:
         """Where the node is, as far as it is known."""
@@ -111,12 +114,27 @@ def _reason(name: str, sight: Sight) -> str:
         return _failed(log, log.failure, sight.monitor.errors)
     if log.ssh is not None and (log.is_given_up or state in (None, "waiting-for-ssh", "update-failed")):
         end = "; it was given up" if log.is_given_up else ""
-        return f"ssh does not reach it: {log.ssh.rstrip('.')}{end}"
+        return f"ssh does not reach it: {_short(log.ssh.rstrip('.'))}{end}"
     if log.is_given_up:
         return "the autoscaler has given it up; monitor.log among Ray's logs on the head has more"
+    if sight.address(name) in sight.gone and state in (None, STARTED):
+        return _gone(sight.gone[sight.address(name)])
+    if state == STARTED:
+        return STATES[STARTED] + _strangers(sight)
     if state is not None:
         return STATES.get(state, f"its state is {state}")
     return _of_the_whole(sight)
+
+
+def _gone(told: str) -> str:
+    why = f": {_short(told.rstrip('.'))}" if told else ""
+    return f"it joined and has gone{why}; see raylet.out among Ray's logs on it"
+
+
+def _strangers(sight: Sight) -> str:
+    """A machine with several addresses may have joined by one that was not meant."""
+    others = sorted(sight.alive - set(sight.addresses.values())) if sight.addresses else []
+    return f"; there are nodes at other addresses, and one may be this: {', '.join(others)}" if others else ""
 
 
 def _failed(log: NodeLog, failure: Failure, errors: list[str]) -> str:
@@ -152,4 +170,5 @@ def _joined(lines: tuple[str, ...]) -> str:
 
 def _short(told: str) -> str:
     text = " ".join(told.split())  # a command may have several lines
+    text = "".join(letter for letter in text if letter.isprintable())  # a terminal would obey the others
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

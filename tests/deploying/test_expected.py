@@ -56,6 +56,10 @@ def test_a_clouds_nodes_are_a_number_the_head_and_all_that_are_always_kept(tmp_p
         ({**CLOUD, "head_node_type": "other"}, "no cluster YAML"),
         ({**CLOUD, "available_node_types": {"head": None}}, "no cluster YAML"),
         ({**OWN, "provider": {"worker_ips": 3}}, "no cluster YAML"),
+        ({**OWN, "provider": {"head_ip": "10.0.0.1", "worker_ips": "10.0.0.2"}}, "no cluster YAML"),
+        ({**OWN, "provider": {"head_ip": None, "worker_ips": []}}, "no cluster YAML"),
+        ({**CLOUD, "available_node_types": {"head": {"min_workers": -3}}}, "no cluster YAML"),
+        ("[" * 5000, "cannot be read"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused_by_its_name(tmp_path: Path, config: Any, told: str) -> None:
@@ -67,9 +71,9 @@ def test_a_file_that_is_something_else_is_refused_by_its_name(tmp_path: Path, co
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    for name in ("absent", "bytes"):
+    for name in (str(tmp_path / "absent"), str(tmp_path / "bytes"), "~no-such-user/cluster.yaml"):
         with pytest.raises(UserError, match=r"--file is .* cannot be read"):
-            from_file(str(tmp_path / name))
+            from_file(name)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from pathlib import Path
 
@@ -145,6 +146,13 @@ def test_a_command_that_is_announced_in_several_lines_is_no_output_of_another_no
     announced = record("(1/3) export RAY_HEAD_IP=10.0.0.1; first\nsecond\nthird")
     found = out(begins("10.0.0.2", "check"), announced, record("Running `first`"), "x", ends("10.0.0.2"))
     assert found.nodes["10.0.0.2"].failure == Failure("Setup commands", "check", ("x",))
+
+
+def test_a_long_log_of_one_open_record_is_read_quickly() -> None:
+    started = time.process_time()
+    opened = record("Full command is `ssh -o ConnectTimeout=1s me@10.0.0.2 'x", "VVINFO")
+    out(opened, *["a line of output"] * 50_000)
+    assert time.process_time() - started < 5  # with time that grows with the square of the lines it is a minute
 
 
 def test_records_that_share_a_line_are_told_apart() -> None:

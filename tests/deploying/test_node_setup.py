@@ -110,6 +110,7 @@ def test_nodes_that_share_a_home_install_one_at_a_time(home: Home) -> None:
 
 def test_what_is_asked_for_otherwise_is_installed_again_once(home: Home) -> None:
     has_package(home)
+    (home.folder / ".bashrc").write_text("set -o noclobber\n")
     other = setup(package="metrale-ray[serve,data] @ git+https://example.org/x@1")
     for wanted, num_installed in ((setup(), 0), (other, 1), (other, 0), (setup(package="metrale-ray==0.1.0"), 1)):
         assert run(home, wanted)[-1].returncode == 0

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,14 @@ import pytest
 
 from metrale_ray.deploying import ray_view
 from metrale_ray.deploying.expected import ExpectedNodes
-from metrale_ray.deploying.ray_view import RayView, autoscaler_states, monitor_logs, noted_states, resolved
+from metrale_ray.deploying.ray_view import (
+    RayView,
+    autoscaler_states,
+    lost_monitor,
+    monitor_logs,
+    noted_states,
+    resolved,
+)
 from tests.deploying.test_monitor_log import LOGS
 
 STATE = {
@@ -42,7 +52,7 @@ def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
     store: dict[str, bytes] = {}
     nodes = [
         {"NodeManagerAddress": "10.77.6.1", "Alive": True},
-        {"NodeManagerAddress": "10.77.6.2", "Alive": False},
+        {"NodeManagerAddress": "10.77.6.2", "Alive": False, "DeathReasonMessage": "it was killed"},
     ]
     node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path / "logs"))
     worker = SimpleNamespace(worker=SimpleNamespace(global_worker=SimpleNamespace(node=node)))
@@ -67,6 +77,7 @@ def test_all_that_is_known_is_one_sight(played: dict[str, bytes], tmp_path: Path
     assert seen.states == {"10.0.0.1": "up-to-date", "10.0.0.2": "setting-up", "10.0.0.9": "uninitialized"}
     assert seen.monitor.nodes["10.77.6.3"].is_given_up
     assert seen.autoscaler_error == "it \ufffd died"
+    assert seen.gone == {"10.77.6.2": "it was killed"}
     assert seen.addresses == {"10.77.6.1": "10.77.6.1", "10.77.6.3": "10.77.6.3"}
 
 
@@ -101,8 +112,36 @@ def test_notes_that_are_not_there_or_are_being_written_tell_of_no_node(tmp_path:
 def test_of_long_logs_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "2026-11-30 20:48:31,571\tERROR a.py:1 -- Terminating the node with id {0} and ip {0}. (launch failed)\n"
     (tmp_path / "monitor.log").write_text(line.format("10.0.0.2") * 100 + line.format("10.0.0.3"))
-    monkeypatch.setattr(ray_view, "LOG_BYTES", len(line))
+    monkeypatch.setattr(ray_view, "LOG_BYTES", len(line.format("10.0.0.3")))
     assert list(monitor_logs(tmp_path, {}).nodes) == ["10.0.0.3"]
+
+
+@pytest.mark.parametrize(("num_bytes", "nodes"), [(60, []), (110, ["10.0.0.3"]), (10**6, ["10.0.0.21", "10.0.0.3"])])
+def test_lines_that_are_there_by_half_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, nodes: list[str]
+) -> None:
+    line = "2026-11-30 20:48:31,571\tINFO a.py:1 -- Creating new (spawn_updater) updater thread for node {}.\n"
+    half = line.format("10.0.0.4").partition("0.4")[0]  # a node "10.0" to one who took it for whole
+    (tmp_path / "monitor.log").write_text(line.format("10.0.0.21") + line.format("10.0.0.3") + half)
+    monkeypatch.setattr(ray_view, "LOG_BYTES", len(half) + num_bytes)
+    assert list(monitor_logs(tmp_path, {}).nodes) == nodes
+
+
+def test_an_autoscaler_that_was_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    for pid, age_s, is_lost in ((ended, 60, True), (ended, 5, False), (os.getpid(), 60, False)):
+        told = lost_monitor(json.dumps({"monitor_pid": int(pid), "time": time.time() - age_s}).encode())
+        assert (told is not None) == is_lost
+    assert [lost_monitor(told) for told in (None, b"{}")] == [None, None]
+
+
+def test_a_killed_autoscaler_is_known_on_the_head_alone(played: dict[str, bytes], tmp_path: Path) -> None:
+    played["__autoscaling_status"] = json.dumps({"monitor_pid": 2**22 + 1, "time": 0}).encode()
+    with RayView("auto", ExpectedNodes((), 2)) as view:
+        assert view.look().autoscaler_error is None
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "monitor.log").touch()
+        assert "has gone; monitor.log" in str(view.look().autoscaler_error)
 
 
 def test_names_are_resolved_and_addresses_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,24 @@ def test_each_state_of_a_node_on_its_way_is_told_in_words(state: str) -> None:
     assert reason(states={THIRD: state}) == STATES[state]
 
 
+@pytest.mark.parametrize("states", [{}, {THIRD: "up-to-date"}])
+def test_a_node_that_joined_and_died_is_told_as_that(states: dict[str, str]) -> None:
+    told = reason(states=states, gone={THIRD: "health check failed."})
+    assert told == "it joined and has gone: health check failed; see raylet.out among Ray's logs on it"
+    assert reason(states={THIRD: "setting-up"}, gone={THIRD: ""}) == STATES["setting-up"]  # it comes again
+
+
+def test_a_machine_that_joined_by_another_address_can_be_found() -> None:
+    known = {name: name for name in EXPECTED.names}
+    told = outlook(EXPECTED, Sight(frozenset({HEAD, SECOND, "192.168.0.3"}), {THIRD: "up-to-date"}, addresses=known))
+    assert told.missing[0][1].endswith("at other addresses, and one may be this: 192.168.0.3")
+
+
+def test_what_a_terminal_would_obey_is_left_out() -> None:
+    wild = Failure("Setup commands", "a\x1b]0;b", ("\x1b[2Jno\x07 disk",))
+    assert reason(monitor=monitor(NodeLog(1, True, wild))) == "Setup commands (`a]0;b`) failed: [2Jno disk"
+
+
 def test_a_state_that_nobody_knows_is_told_as_it_is() -> None:
     assert reason(states={THIRD: "strange"}) == "its state is strange"
 
