@@ -50,7 +50,7 @@ nightly: $(STAMP)  ## run all tests, the long ones too, with larger numbers
 
 clean:  ## remove .venv and everything else that these targets make
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
-	find metrale_ray tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find metrale_ray tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

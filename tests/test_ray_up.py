@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -24,7 +23,7 @@ import pytest
 import yaml
 
 from tests.hosts_rig import until
-from tests.namespaces import NoNamespaces
+from tests.namespaces import made
 from tests.service_rig import write_model
 from tests.ssh_hosts import SshHost, SshHosts, end
 
@@ -103,17 +102,8 @@ class RayUp:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    rig = SshHosts(tmp_path_factory.mktemp("site"), count=3)
-    try:
-        rig.__enter__()
-    except NoNamespaces as error:
-        if os.environ.get("HOSTS_TESTS") == "required":
-            raise
-        pytest.skip(f"machines with sshd cannot be made here: {error}")
-    try:
-        yield rig
-    finally:
-        rig.__exit__(None, None, None)
+    with made(SshHosts(tmp_path_factory.mktemp("site"), count=3)) as site:
+        yield site
 
 
 @pytest.fixture(scope="module")
