@@ -32,7 +32,7 @@ demo: $(STAMP)  ## answer one question with two ranks of a small model on this m
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m tests.run $(ARGS)
 
-clusters: $(STAMP)  ## run the tests of whole clusters: ray up on machines with sshd; as root
+clusters: $(STAMP)  ## run the tests of whole clusters and several hosts; as root
 	$(BIN)/python -m tests.run -m clusters --clusters $(ARGS)
 
 lint: $(STAMP)  ## check the format, the style and the types

@@ -22,9 +22,15 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
+
+import pytest
+
+Made = TypeVar("Made")
 
 MAIN, OTHER = "main", "other"
 TIMEOUT_S = 20.0
@@ -63,7 +69,7 @@ class Host:
 
     def pids(self) -> list[int]:
         """The processes that run on this host."""
-        return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]
+        return [int(pid) for pid in ip("netns", "pids", self.namespace).split()]
 
     def named(self, *prefixes: str) -> dict[int, str]:
         """Those whose command begins with one of `prefixes`."""
@@ -77,14 +83,7 @@ class Host:
 
     def listeners(self) -> set[Listener]:
         """Every TCP socket that listens on this host."""
-        found: set[Listener] = set()
-        for table in ("tcp", "tcp6"):
-            text = subprocess.check_output(
-                ["ip", "netns", "exec", self.namespace, "cat", f"/proc/net/{table}"], text=True, timeout=TIMEOUT_S
-            )
-            rows = [line.split() for line in text.splitlines()[1:]]
-            found |= {_listener(row[1]) for row in rows if row[3] == LISTENING}
-        return found
+        return listeners(self.namespace)
 
 
 class TwoHosts:
@@ -99,7 +98,7 @@ class TwoHosts:
         if shutil.which("ip") is None:
             raise NoNamespaces("there is no `ip` command (Debian and Ubuntu: the package iproute2)")
         try:
-            _remove_left_overs()
+            remove_left_overs(NAME)
             self._make()
         except subprocess.CalledProcessError as error:
             self.__exit__(None, None, None)
@@ -113,13 +112,13 @@ class TwoHosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for name in self._names:
-            _remove(name)
+            remove(name)
 
     def _make(self) -> None:
         for name in self._names:
-            _ip("netns", "add", name)
+            ip("netns", "add", name)
         first, second = self._names
-        _ip("link", "add", MAIN, "netns", first, "type", "veth", "peer", "name", MAIN, "netns", second)
+        ip("link", "add", MAIN, "netns", first, "type", "veth", "peer", "name", MAIN, "netns", second)
         same = self._folder / "same"
         same.mkdir(parents=True)
         made = []
@@ -127,37 +126,50 @@ class TwoHosts:
             folder = self._folder / f"host-{number}"
             folder.mkdir()
             made.append(Host(name, f"10.77.5.{number}", f"172.20.9.{number}", folder, same))
-            _ip("-n", name, "link", "add", OTHER, "type", "veth", "peer", "name", f"{OTHER}-end")
-            _ip("-n", name, "address", "add", f"{made[-1].address}/24", "dev", MAIN)
-            _ip("-n", name, "address", "add", f"{made[-1].other_address}/24", "dev", OTHER)
+            ip("-n", name, "link", "add", OTHER, "type", "veth", "peer", "name", f"{OTHER}-end")
+            ip("-n", name, "address", "add", f"{made[-1].address}/24", "dev", MAIN)
+            ip("-n", name, "address", "add", f"{made[-1].other_address}/24", "dev", OTHER)
             for link in ("lo", MAIN, OTHER, f"{OTHER}-end"):
-                _ip("-n", name, "link", "set", link, "up")
-            _ip("-n", name, "route", "add", "default", "dev", OTHER)
+                ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "route", "add", "default", "dev", OTHER)
         self.hosts = (made[0], made[1])
+
+
+@contextlib.contextmanager
+def made(rig: contextlib.AbstractContextManager[Made]) -> Iterator[Made]:
+    """What `rig` makes. Where that is not possible the test is skipped, but not with HOSTS_TESTS=required."""
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(rig)
+        except NoNamespaces as error:
+            if os.environ.get("HOSTS_TESTS") == "required":
+                raise
+            pytest.skip(f"several hosts cannot be made here: {error}")
+        yield hosts
 
 
 def cut(host: Host) -> None:
     """Take the link `main` down at this host: what is on its way is lost, and nobody is told."""
-    _ip("-n", host.namespace, "link", "set", MAIN, "down")
+    ip("-n", host.namespace, "link", "set", MAIN, "down")
 
 
 def mend(host: Host) -> None:
     """Bring the link back. Does nothing where it is up."""
-    _ip("-n", host.namespace, "link", "set", MAIN, "up")
+    ip("-n", host.namespace, "link", "set", MAIN, "up")
 
 
 def deafen(host: Host, peer: Host, ports: tuple[int, int]) -> None:
     """Lose what `host` sends to `peer` from and to a port of this range, both ends included, as a firewall would."""
     first, last = ports
     name, link = host.namespace, ("dev", OTHER)
-    _ip("-n", name, "neigh", "replace", peer.address, "lladdr", NOBODY, *link)
-    _ip("-n", name, "route", "replace", f"{peer.address}/32", *link, "table", DEAF_TABLE)
-    _ip("-n", name, "rule", "add", *_deaf_rule(first, last))
+    ip("-n", name, "neigh", "replace", peer.address, "lladdr", NOBODY, *link)
+    ip("-n", name, "route", "replace", f"{peer.address}/32", *link, "table", DEAF_TABLE)
+    ip("-n", name, "rule", "add", *_deaf_rule(first, last))
 
 
 def hear(host: Host, ports: tuple[int, int]) -> None:
     """End what `deafen` began."""
-    _ip("-n", host.namespace, "rule", "del", *_deaf_rule(*ports))
+    ip("-n", host.namespace, "rule", "del", *_deaf_rule(*ports))
 
 
 def _deaf_rule(first: int, last: int) -> list[str]:
@@ -165,9 +177,19 @@ def _deaf_rule(first: int, last: int) -> list[str]:
     return ["ipproto", "tcp", "sport", span, "dport", span, "table", DEAF_TABLE]
 
 
-def _ip(*argv: str) -> str:
+def ip(*argv: str) -> str:
+    """What `ip` says."""
     done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     return done.stdout
+
+
+def listeners(namespace: str) -> set[Listener]:
+    """Every TCP socket that listens in a namespace."""
+    found: set[Listener] = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in ip("netns", "exec", namespace, "cat", f"/proc/net/{table}").splitlines()[1:]]
+        found |= {_listener(row[1]) for row in rows if row[3] == LISTENING}
+    return found
 
 
 def _listener(local: str) -> Listener:
@@ -177,20 +199,20 @@ def _listener(local: str) -> Listener:
     return Listener(str(ipaddress.ip_address(b"".join(words))), int(port, 16))
 
 
-def _remove_left_overs() -> None:
-    """Remove the namespaces of makers that are gone."""
-    for line in _ip("netns", "list").splitlines():
-        match = NAME.fullmatch(line.split()[0])
+def remove_left_overs(name: re.Pattern[str]) -> None:
+    """Remove the namespaces of this name whose maker is gone; the first group is the maker's process id."""
+    for line in ip("netns", "list").splitlines():
+        match = name.fullmatch(line.split()[0])
         if match and not Path(f"/proc/{match[1]}").exists():
-            _remove(match[0])
+            remove(match[0])
 
 
-def _remove(name: str) -> None:
+def remove(name: str) -> None:
     """End every process in a namespace, and the namespace with its links. Nothing to do where there is none."""
     with contextlib.suppress(subprocess.CalledProcessError):  # it was never made
         deadline = time.monotonic() + TIMEOUT_S
-        while (pids := _ip("netns", "pids", name).split()) and time.monotonic() < deadline:
+        while (pids := ip("netns", "pids", name).split()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-        _ip("netns", "del", name)
+        ip("netns", "del", name)

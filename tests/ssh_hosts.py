@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tests.namespaces import NoNamespaces
+from tests.namespaces import NoNamespaces, ip, listeners, remove, remove_left_overs
 
 PREFIX = "10.77.6"
 LAUNCHER = f"{PREFIX}.100"
 TIMEOUT_S = 20.0
 NAME = re.compile(r"sites-(\d+)-\w+")
-LISTENING = "0A"  # of /proc/net/tcp
 SSH_PORT = 22
 INIT = """
 import os, subprocess, sys
@@ -58,7 +57,7 @@ class SshHost:
     def processes(self) -> dict[int, str]:
         """What runs here, beside the first process and sshd: command lines by process id as seen from outside."""
         found = {}
-        for pid in _ip("netns", "pids", self.namespace).split():
+        for pid in ip("netns", "pids", self.namespace).split():
             with contextlib.suppress(OSError):  # it has just ended
                 command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
                 if command and not re.match(r"unshare |\S+ -c \nimport os, subprocess|sshd|/usr/sbin/sshd", command):
@@ -67,20 +66,15 @@ class SshHost:
 
     def ports(self) -> set[int]:
         """The TCP ports that something listens on here, but sshd's."""
-        found = set()
-        for table in ("tcp", "tcp6"):
-            text = _netns(self.namespace, "cat", f"/proc/net/{table}")
-            rows = [line.split() for line in text.splitlines()[1:]]
-            found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENING}
-        return found - {SSH_PORT}
+        return {listener.port for listener in listeners(self.namespace)} - {SSH_PORT}
 
     def cut(self) -> None:
         """Take it off the network."""
-        _ip("-n", self.net, "link", "set", self.link, "down")
+        ip("-n", self.net, "link", "set", self.link, "down")
 
     def mend(self) -> None:
         """Put it back."""
-        _ip("-n", self.net, "link", "set", self.link, "up")
+        ip("-n", self.net, "link", "set", self.link, "up")
 
 
 class SshHosts:
@@ -104,7 +98,7 @@ class SshHosts:
             if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None:
                 raise NoNamespaces(f"there is no `{tool}` (Debian and Ubuntu: the package {package})")
         try:
-            _remove_left_overs()
+            remove_left_overs(NAME)
             self._make()
         except subprocess.CalledProcessError as error:
             self.__exit__(None, None, None)
@@ -121,7 +115,7 @@ class SshHosts:
             daemon.kill()  # with it goes the PID namespace
             daemon.wait()
         for name in self._names:
-            _remove(name)
+            remove(name)
 
     def start(self, *argv: str, log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a command on the launching host, in a session of its own; what it writes goes to `log`."""
@@ -162,26 +156,26 @@ class SshHosts:
         self.home.mkdir(parents=True)
         self._write_files()
         self._add(net)
-        _ip("-n", net, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", net, "address", "add", f"{LAUNCHER}/24", "dev", "bridge")
+        ip("-n", net, "link", "add", "bridge", "type", "bridge")
+        ip("-n", net, "address", "add", f"{LAUNCHER}/24", "dev", "bridge")
         for link in ("lo", "bridge"):
-            _ip("-n", net, "link", "set", link, "up")
+            ip("-n", net, "link", "set", link, "up")
         self.launcher = self._host("launcher", net, LAUNCHER, "bridge", net)
         made = []
         for number in range(1, self._count + 1):
             host = self._host(f"node-{number}", f"sites-{owner}-{number}", f"{PREFIX}.{number}", f"to-{number}", net)
             self._add(host.namespace)
-            _ip("-n", net, "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
-            _ip("-n", net, "link", "set", host.link, "master", "bridge", "up")
-            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
+            ip("-n", net, "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            ip("-n", net, "link", "set", host.link, "master", "bridge", "up")
+            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
-                _ip("-n", host.namespace, "link", "set", link, "up")
+                ip("-n", host.namespace, "link", "set", link, "up")
             self._serve_ssh(host)
             made.append(host)
         self.hosts = tuple(made)
 
     def _add(self, name: str) -> None:
-        _ip("netns", "add", name)
+        ip("netns", "add", name)
         self._names.append(name)
 
     def _host(self, name: str, namespace: str, address: str, link: str, net: str) -> SshHost:
@@ -255,31 +249,3 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _ip(*argv: str) -> str:
-    return subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
-
-
-def _netns(name: str, *argv: str) -> str:
-    return _ip("netns", "exec", name, *argv)
-
-
-def _remove_left_overs() -> None:
-    """Remove the namespaces of makers that are gone."""
-    for line in _ip("netns", "list").splitlines():
-        match = NAME.fullmatch(line.split()[0])
-        if match and not Path(f"/proc/{match[1]}").exists():
-            _remove(match[0])
-
-
-def _remove(name: str) -> None:
-    """End every process in a namespace, and the namespace with its links."""
-    with contextlib.suppress(subprocess.CalledProcessError):  # it was never made
-        deadline = time.monotonic() + TIMEOUT_S
-        while (pids := _ip("netns", "pids", name).split()) and time.monotonic() < deadline:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.05)
-        _ip("netns", "del", name)

@@ -7,7 +7,6 @@ Where namespaces cannot be made these tests are skipped, unless the environment 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,9 @@ from metrale_ray import SamplingParams
 from tests.fixtures.tiny import write_tiny
 from tests.harness import Driver, run_engine
 from tests.hosts_rig import RAYS_PORTS, HostsDriver, RayNodes, until
-from tests.namespaces import Host, NoNamespaces, TwoHosts, cut, deafen, hear, mend
+from tests.namespaces import Host, TwoHosts, cut, deafen, hear, made, mend
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.hosts, pytest.mark.clusters, pytest.mark.timeout(240)]
 
 PROMPTS = [[11, *range(20, 60)], [12, 50, 51], [15]]
 NUM_TOKENS = 24
@@ -43,17 +42,8 @@ LEFT_S = 15.0
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
-    rig = TwoHosts(tmp_path_factory.mktemp("hosts"))
-    try:
-        both = rig.__enter__()
-    except NoNamespaces as error:
-        if os.environ.get("HOSTS_TESTS") == "required":
-            raise
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    try:
+    with made(TwoHosts(tmp_path_factory.mktemp("hosts"))) as both:
         yield both
-    finally:
-        rig.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="module")
