@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 
 from metrale_ray.attached import attach
@@ -62,11 +63,11 @@ def generate(
 ) -> Dataset:
     """The dataset with an answer to each row; lazy, as all of Ray Data. Execute it while the engine runs.
 
-    `llm`: an `LLM`, an `AttachedLLM`, or the name of an engine on this Ray. `prompt_column` holds texts or lists of
-    token ids; with `chat`, questions as texts or lists of messages with "role" and "content". `params` are for all
-    rows. `concurrency`: map actors, each a front of the engine that takes no CPU; one is enough for most models.
-    `batch_size`: rows that one of an actor's calls takes. `model`: where the checkpoint is on nodes that do not have it
-    where the engine has it.
+    `llm`: an `LLM`, an `AttachedLLM`, or the name of an engine on this Ray. `prompt_column` holds texts, or lists or
+    arrays of token ids; with `chat`, questions as texts or lists of messages with "role" and "content". `params` are
+    for all rows. `concurrency`: map actors, each a front of the engine that takes no CPU; one is enough for most
+    models. `batch_size`: rows that one of an actor's calls takes. `model`: where the checkpoint is on nodes that do not
+    have it where the engine has it.
 
     Added columns: `output_column` (the text), finish_reason, num_prompt_tokens, num_output_tokens, error and
     error_code, which are null where all went well.
@@ -187,7 +188,9 @@ def with_answers(batch: pyarrow.Table, output_column: str, answers: Sequence[Row
 
 
 def prompt_of(value: Any) -> str | list[int]:
-    """A row's prompt. Raises UserError for what is neither a text nor a list of integers."""
+    """A row's prompt. Raises UserError for what is neither a text nor a list of integers, or an array of them."""
+    if isinstance(value, np.ndarray):  # as Ray Data gives back lists of numbers that came from a user's function
+        value = value.tolist()
     if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
         prompt: str | list[int] = value
         return prompt

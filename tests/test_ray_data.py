@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 import ray
@@ -237,6 +238,12 @@ def test_whatever_a_row_holds_is_a_prompt_or_is_refused(value: Any) -> None:
         assert prompt_of(value) == value
     else:
         assert refusal(prompt_of, value).startswith("the prompt is ")
+
+
+def test_token_ids_in_an_array_are_a_prompt_and_other_numbers_are_none() -> None:
+    assert prompt_of(np.array([3, 4], np.uint16)) == [3, 4]
+    for value in (np.array([0.5]), np.array([[1]]), np.array([True]), np.array([], int), np.array(3)):
+        assert refusal(prompt_of, value).startswith("the prompt is of type ")
 
 
 @given(JSON)

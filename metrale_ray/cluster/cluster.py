@@ -154,7 +154,7 @@ class Cluster:
                 if self._group is not None:
                     closing.callback(remove_placement_group, self._group)
                 for actor in self._actors:
-                    closing.callback(ray.kill, actor, no_restart=True)
+                    closing.callback(_end, actor)
                 closing.callback(self.stop)
         self._actors, self._runs, self._group = [], [], None
 
@@ -274,3 +274,9 @@ class Cluster:
     def _place_of(self, rank: int) -> str:
         """The rank, with its node where there are several."""
         return f"rank {rank} on {self._addresses[rank]}" if len(set(self._addresses)) > 1 else f"rank {rank}"
+
+
+def _end(actor: Any) -> None:
+    """End it at once. One of a Ray that was shut down, where the process has joined another since, is no more."""
+    with contextlib.suppress(ray.exceptions.ActorHandleNotFoundError):
+        ray.kill(actor, no_restart=True)

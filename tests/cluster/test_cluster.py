@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from metrale_ray.cluster import cluster as module
 from metrale_ray.cluster.cluster import RAY_GONE, Cluster
@@ -29,3 +30,18 @@ def test_without_ray_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatc
     death = Cluster(EngineConfig(model="m")).wait_ended(3600)
     assert death is not None
     assert death.message == RAY_GONE
+
+
+def test_it_can_be_closed_after_its_ray_was_shut_down_and_another_one_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def kill(actor: str, no_restart: bool) -> None:
+        asked.append(actor)
+        raise ray.exceptions.ActorHandleNotFoundError("handles are not valid across Ray sessions")
+
+    played = SimpleNamespace(is_initialized=lambda: True, kill=kill, exceptions=ray.exceptions)
+    monkeypatch.setattr(module, "ray", played)
+    cluster = Cluster(EngineConfig(model="m"))
+    cluster._actors = ["rank 0", "rank 1"]
+    cluster.close()
+    assert sorted(asked) == ["rank 0", "rank 1"]
