@@ -86,8 +86,8 @@ def read(source: str) -> ray.data.Dataset:
     path = Path(source).absolute()
     if not path.exists():
         raise UserError(f"the input {path} is not there")
-    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
-    kinds = {file.suffix for file in files}
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    kinds = {file.suffix for file in files if not file.name.startswith(("_", "."))}  # such as Spark's _SUCCESS
     if kinds and kinds <= {".jsonl", ".json"}:
         return ray.data.read_json(str(path), file_extensions=["jsonl", "json"])
     if kinds == {".parquet"}:

@@ -61,7 +61,9 @@ def read_line(number: int, data: bytes, limits: ServeLimits) -> Line:
     try:
         value = parse_object(data, limits.max_body_depth + 1)
     except ApiError as error:
-        problem = error.message.removeprefix(_PARSERS_WORDS)
+        problem = error.message.removeprefix(_PARSERS_WORDS).replace(
+            " at line 1 column ", " at column "
+        )  # of this line
         return BadLine(number, None, "invalid_json_line", f"the line is no JSON that can be used: {problem}")
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:

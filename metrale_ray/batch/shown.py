@@ -27,9 +27,9 @@ async def show(tally: Tally, stream: TextIO | None = None, *, line_every_s: floa
         return
     rate = Rate(tally)
     while True:
-        await asyncio.sleep(line_every_s)
         stream.write(line(tally, rate()) + "\n")
         stream.flush()
+        await asyncio.sleep(line_every_s)
 
 
 class Rate:

@@ -31,7 +31,7 @@ from metrale_ray.model.identity import source_digest
 Versions = Mapping[str, str | None]
 DRIVER = "this process"
 OF_NODES = ("python", "ray", "torch", "metrale_ray", "build")
-OF_DRIVER = ("metrale_ray", "build")  # Ray itself compares the others, but torch, which a driver need not have
+OF_DRIVER = ("metrale_ray", "build")  # Ray itself compares the others, but torch, which computes nothing there
 
 
 def look() -> dict[str, str | None]:

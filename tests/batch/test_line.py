@@ -29,7 +29,12 @@ def test_a_request_is_what_openais_batches_have(line: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("line", "custom_id", "code", "message"),
     [
-        (b"{", None, "invalid_json_line", "the line is no JSON that can be used: EOF"),
+        (
+            b"{",
+            None,
+            "invalid_json_line",
+            "the line is no JSON that can be used: EOF while parsing an object at column 1",
+        ),
         (b"[1]", None, "invalid_json_line", "it is a list; an object is needed"),
         (b"\xff{}", None, "invalid_json_line", "the line is no JSON"),
         (b'{"custom_id": "a", "custom_id": "b"}', None, "invalid_json_line", "custom_id"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet
@@ -50,6 +52,25 @@ def test_its_mistakes_are_one_line_each_and_start_nothing(tmp_path: Path) -> Non
     done = run(tmp_path / "prompts.jsonl", tmp_path, "--model", "m")
     assert done.returncode == UserError.exit_code
     assert done.stderr == f"error: the output {tmp_path} is there already; give a folder that is not, or remove it\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [(["a.jsonl", "more/b.json"], "json"), (["a.parquet", "_SUCCESS", ".a.parquet.crc"], "parquet")],
+)
+def test_a_folder_is_read_by_the_kind_of_its_files(
+    names: list[str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = runpy.run_path(str(EXAMPLE))["read"]
+    played = SimpleNamespace(read_json=lambda path, **_: ("json", path), read_parquet=lambda path: ("parquet", path))
+    monkeypatch.setitem(read.__globals__, "ray", SimpleNamespace(data=played))
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert read(str(tmp_path)) == (kind, str(tmp_path))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"give all \.jsonl, or all \.parquet"):
+        read(str(tmp_path))
 
 
 @pytest.mark.ray
