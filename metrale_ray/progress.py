@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,10 @@ LOG_EVERY_S = 5.0
 
 
 class LoadProgress:
-    """The start of an engine: its phase, and how far each rank has loaded."""
+    """The start of an engine: its phase, and how far each rank has loaded.
+
+    Without a terminal a thread says it now and then, as a start may be silent for long: Ray itself has to come up.
+    """
 
     def __init__(self, ep_size: int) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,16 +39,23 @@ class LoadProgress:
             disable=not sys.stderr.isatty(),
         )
         self._ranks = [self._bars.add_task(f"rank {rank}: starting", total=None) for rank in range(ep_size)]
-        self._next_line = time.monotonic() + LOG_EVERY_S
+        self._line = f"starting {ep_size} rank{'s' if ep_size > 1 else ''}"
+        self._is_over = threading.Event()
+        self._speaker = threading.Thread(target=self._speak, name="load-progress", daemon=True)
 
     def __enter__(self) -> LoadProgress:
         self._bars.start()
+        if not sys.stderr.isatty():
+            self._speaker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_over.set()
         self._bars.stop()
+        if self._speaker.is_alive():
+            self._speaker.join()
 
     def update(self, state: HeadState) -> None:
         """Show the head's state."""
@@ -55,10 +66,14 @@ class LoadProgress:
                 completed=progress.done_bytes,
                 total=progress.total_bytes,
             )
-        if state.progress and not sys.stderr.isatty() and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LOG_EVERY_S
+        if state.progress:
             parts = [f"rank {r}: {p.done_bytes >> 20}/{p.total_bytes >> 20} MiB" for r, p in state.progress.items()]
-            _say(f"{state.phase}: " + ", ".join(parts))
+            self._line = f"{state.phase}: " + ", ".join(parts)
+
+    def _speak(self) -> None:
+        started = time.monotonic()
+        while not self._is_over.wait(LOG_EVERY_S):
+            _say(f"{self._line}, {time.monotonic() - started:.0f} s")
 
 
 @contextmanager

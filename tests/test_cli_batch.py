@@ -72,7 +72,9 @@ def test_it_answers_tells_a_summary_and_asks_nothing_the_second_time(
     assert by_id(output).keys() == {"id-1", "id-2", "id-3"}
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("3 requests, 0 errors; 3 tokens in, 12 out in ")
+    first, last = told.err.splitlines()
+    assert first == "0 of 3 requests, 0 tokens/s"
+    assert last.startswith("3 requests, 0 errors; 3 tokens in, 12 out in ")
     assert batch(engine, source, output, *flags(engine)) == (0, [])
     told = capsys.readouterr()
     assert told.err.splitlines()[0] == "3 of 3 requests are answered already"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from metrale_ray.head import HeadState
 from metrale_ray.progress import LoadProgress, counted
 from metrale_ray.protocol.commands import Progress
+from tests.test_head import until
 
 
 class Clock:
@@ -28,14 +30,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metrale_ray.progress.time", SimpleNamespace(monotonic=Clock()))
 
 
-def test_a_load_says_how_far_each_rank_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_says_that_it_goes_on_and_how_far_each_rank_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metrale_ray.progress.LOG_EVERY_S", 0.01)
+    said = ""
+
+    def has_said(text: str) -> bool:
+        nonlocal said
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        said += captured.err
+        return text in said
+
     with LoadProgress(2) as progress:
-        for done in range(1, 5):
-            progress.update(HeadState("loading", {r: Progress(done << 20, 9 << 20) for r in range(2)}))
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "loading: rank 0: 2/9 MiB, rank 1: 2/9 MiB" in captured.err
-    assert len(captured.err.splitlines()) == 2  # one in five seconds, not one for each of four looks
+        until(lambda: has_said("starting 2 ranks, "))
+        progress.update(HeadState("loading", {r: Progress(2 << 20, 9 << 20) for r in range(2)}))
+        until(lambda: has_said("loading: rank 0: 2/9 MiB, rank 1: 2/9 MiB, "))
+    capsys.readouterr()
+    assert "load-progress" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_quick_start_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
