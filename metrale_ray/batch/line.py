@@ -25,6 +25,7 @@ AROUND_BODY_BYTES = 64 * 1024
 """What a line may have besides its body: an id of any sensible length."""
 
 DUPLICATE = "duplicate_custom_id"
+_PARSERS_PLACE = " at line 1 column "  # of the one line that it was given
 _PARSERS_WORDS = "the body is no JSON that can be used: "
 
 
@@ -61,9 +62,7 @@ def read_line(number: int, data: bytes, limits: ServeLimits) -> Line:
     try:
         value = parse_object(data, limits.max_body_depth + 1)
     except ApiError as error:
-        problem = error.message.removeprefix(_PARSERS_WORDS).replace(
-            " at line 1 column ", " at column "
-        )  # of this line
+        problem = error.message.removeprefix(_PARSERS_WORDS).replace(_PARSERS_PLACE, " at column ")
         return BadLine(number, None, "invalid_json_line", f"the line is no JSON that can be used: {problem}")
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
