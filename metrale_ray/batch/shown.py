@@ -26,7 +26,7 @@ async def show(tally: Tally, stream: TextIO | None = None, *, line_every_s: floa
         await _show_bar(tally, stream)
         return
     rate = Rate(tally)
-    while True:
+    while tally.num_done < tally.num_requests:
         stream.write(line(tally, rate()) + "\n")
         stream.flush()
         await asyncio.sleep(line_every_s)
