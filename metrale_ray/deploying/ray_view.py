@@ -18,12 +18,15 @@ from types import TracebackType
 from typing import Any
 
 import ray
+from ray._private.services import get_ray_address_from_environment
 from ray.experimental.internal_kv import _internal_kv_get
 
 from metrale_ray.cluster.session import RaySession
 from metrale_ray.deploying.expected import ExpectedNodes
 from metrale_ray.deploying.monitor_log import MonitorLog, is_address, read_monitor
 from metrale_ray.deploying.waiting import Sight
+from metrale_ray.doctor.nodes import why_unreachable
+from metrale_ray.errors import StartError
 
 LOG_BYTES = 4 << 20
 STATUS_KEY, ERROR_KEY = "__autoscaling_status", "__autoscaling_error"  # in Ray's own store
@@ -41,6 +44,7 @@ class RayView:
         self._session = RaySession()
 
     def __enter__(self) -> RayView:
+        _check_reached(self._address)
         self._session.join(self._address)
         return self
 
@@ -68,6 +72,18 @@ class RayView:
             addresses=addresses,
             gone={address: str(node.get("DeathReasonMessage") or "") for address, node in nodes if not node["Alive"]},
         )
+
+
+def _check_reached(address: str) -> None:
+    """Ray itself would try for many minutes. Raises StartError when nobody listens there."""
+    try:
+        found = get_ray_address_from_environment(address, None)
+    except ConnectionError as error:
+        raise StartError(f"cannot reach Ray at {address!r}: {error}") from error
+    host, _, port = found.rpartition(":")
+    why = why_unreachable(host.strip("[]"), int(port)) if host and port.isdigit() and "://" not in found else None
+    if why is not None:
+        raise StartError(f"cannot reach Ray at {found!r}: {why}")
 
 
 def autoscaler_states(status: bytes | None) -> dict[str, str]:

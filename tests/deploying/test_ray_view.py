@@ -24,6 +24,7 @@ from metrale_ray.deploying.ray_view import (
     noted_states,
     resolved,
 )
+from metrale_ray.errors import StartError
 from tests.deploying.test_monitor_log import LOGS
 
 STATE = {
@@ -58,6 +59,10 @@ def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
     worker = SimpleNamespace(worker=SimpleNamespace(global_worker=SimpleNamespace(node=node)))
     monkeypatch.setattr(PlayedSession, "done", [], raising=False)
     monkeypatch.setattr(ray_view, "RaySession", PlayedSession)
+    monkeypatch.setattr(
+        ray_view, "why_unreachable", lambda host, port: None if host != "127.0.0.1" else "Connection refused"
+    )
+    monkeypatch.setattr(ray_view, "get_ray_address_from_environment", lambda address, _: address)
     monkeypatch.setattr(ray_view, "_internal_kv_get", store.get)
     monkeypatch.setattr(ray_view, "ray", SimpleNamespace(nodes=lambda: nodes, _private=worker))
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -86,6 +91,26 @@ def test_away_from_the_head_ray_alone_tells(played: dict[str, bytes]) -> None:
         seen = view.look()
     assert (seen.alive, seen.states, seen.monitor.nodes) == ({"10.77.6.1"}, {}, {})
     assert seen.autoscaler_error is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_ray_that_does_not_listen_is_told_at_once(
+    played: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_view, "get_ray_address_from_environment", lambda *_: "127.0.0.1:1")
+    with pytest.raises(StartError, match=r"cannot reach Ray at '127.0.0.1:1': Connection refused"):
+        RayView(address, ExpectedNodes((), 2)).__enter__()
+    assert PlayedSession.done == []
+
+
+def test_no_ray_on_this_machine_is_told(played: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> str:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray_view, "get_ray_address_from_environment", none)
+    with pytest.raises(StartError, match=r"cannot reach Ray at 'auto': Could not find any running Ray instance"):
+        RayView("auto", ExpectedNodes((), 2)).__enter__()
 
 
 def test_ray_is_left_after_an_error_too(played: dict[str, bytes]) -> None:
