@@ -39,12 +39,13 @@ class RayView:
     """The Ray at `address`. Use it in a `with` statement. Raises StartError when it cannot be reached."""
 
     def __init__(self, address: str, expected: ExpectedNodes) -> None:
-        self._address = address
+        self._address = self._found = address
         self._expected = expected
         self._session = RaySession()
 
     def __enter__(self) -> RayView:
-        _check_reached(self._address)
+        self._found = _found(self._address)
+        _check_reached(self._found)
         self._session.join(self._address)
         return self
 
@@ -54,7 +55,8 @@ class RayView:
         self._session.leave()
 
     def look(self) -> Sight:
-        """What is to be seen now."""
+        """What is to be seen now. Raises StartError when Ray has ended."""
+        _check_reached(self._found)
         nodes = [(str(node["NodeManagerAddress"]), node) for node in ray.nodes()]
         alive = frozenset(address for address, node in nodes if node["Alive"])
         addresses = {name: resolved(name) for name in self._expected.names}
@@ -74,16 +76,20 @@ class RayView:
         )
 
 
-def _check_reached(address: str) -> None:
-    """Ray itself would try for many minutes. Raises StartError when nobody listens there."""
+def _found(address: str) -> str:
+    """The address that Ray takes for `address`. Raises StartError where there is none."""
     try:
-        found = get_ray_address_from_environment(address, None)
+        return str(get_ray_address_from_environment(address, None))
     except ConnectionError as error:
         raise StartError(f"cannot reach Ray at {address!r}: {error}") from error
-    host, _, port = found.rpartition(":")
-    why = why_unreachable(host.strip("[]"), int(port)) if host and port.isdigit() and "://" not in found else None
+
+
+def _check_reached(address: str) -> None:
+    """Ray itself would try for minutes, and then end the process. Raises StartError when nobody listens there."""
+    host, _, port = address.rpartition(":")
+    why = why_unreachable(host.strip("[]"), int(port)) if host and port.isdigit() and "://" not in address else None
     if why is not None:
-        raise StartError(f"cannot reach Ray at {found!r}: {why}")
+        raise StartError(f"cannot reach Ray at {address!r}: {why}")
 
 
 def autoscaler_states(status: bytes | None) -> dict[str, str]:

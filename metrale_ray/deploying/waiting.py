@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metrale_ray.deploying.expected import ExpectedNodes
-from metrale_ray.deploying.monitor_log import Failure, MonitorLog, NodeLog
+from metrale_ray.deploying.monitor_log import Failure, MonitorLog, NodeLog, is_address
 
 STATES = {
     "uninitialized": "its setup has not begun",
@@ -123,6 +123,8 @@ def _reason(name: str, sight: Sight) -> str:
         return STATES[STARTED] + _strangers(sight)
     if state is not None:
         return STATES.get(state, f"its state is {state}")
+    if sight.addresses.get(name) == name and not is_address(name):
+        return "nobody knows a machine of this name here; give its address"
     return _of_the_whole(sight)
 
 

@@ -104,6 +104,15 @@ def test_a_ray_that_does_not_listen_is_told_at_once(
     assert PlayedSession.done == []
 
 
+def test_a_ray_that_ends_meanwhile_is_told(played: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    with RayView("10.77.6.1:6379", ExpectedNodes((), 2)) as view:
+        view.look()
+        monkeypatch.setattr(ray_view, "why_unreachable", lambda host, port: "Connection refused")
+        with pytest.raises(StartError, match=r"cannot reach Ray at '10.77.6.1:6379': Connection refused"):
+            view.look()
+    assert PlayedSession.done == ["10.77.6.1:6379", "left"]
+
+
 def test_no_ray_on_this_machine_is_told(played: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> str:
         raise ConnectionError("Could not find any running Ray instance.")

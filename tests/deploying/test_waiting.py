@@ -60,6 +60,11 @@ def test_a_machine_that_joined_by_another_address_can_be_found() -> None:
     assert told.missing[0][1].endswith("at other addresses, and one may be this: 192.168.0.3")
 
 
+def test_a_name_that_nobody_knows_is_told_as_that() -> None:
+    sight = Sight(frozenset({HEAD}), addresses={"nod3": "nod3"})
+    assert outlook(ExpectedNodes(("nod3",), 1), sight).missing[0][1].startswith("nobody knows a machine of this name")
+
+
 def test_what_a_terminal_would_obey_is_left_out() -> None:
     wild = Failure("Setup commands", "a\x1b]0;b", ("\x1b[2Jno\x07 disk",))
     assert reason(monitor=monitor(NodeLog(1, True, wild))) == "Setup commands (`a]0;b`) failed: [2Jno disk"
