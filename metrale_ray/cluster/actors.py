@@ -52,6 +52,7 @@ class HeadActor:
         self._head = Head(config, self._host)
         self._places: list[dict[str, Any]] = []
         self._has_ended = asyncio.Event()
+        self._num_asking = 0  # who waits for that
 
     async def listen(
         self, worker_keys: dict[int, str], front_key: str, places: list[dict[str, Any]]
@@ -80,8 +81,12 @@ class HeadActor:
 
     async def ended(self, timeout_s: float) -> EngineDead | None:
         """Wait so long for the engine's end, and say why it has ended; None while it runs."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._has_ended.wait(), timeout_s)
+        self._num_asking += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_ended.wait(), timeout_s)
+        finally:
+            self._num_asking -= 1
         return self._death() if self._has_ended.is_set() else None
 
     async def serve(self) -> None:
@@ -91,6 +96,8 @@ class HeadActor:
         finally:
             self._has_ended.set()
             _leave_soon()
+            while self._num_asking:  # whoever started the engine ends this process once this returns
+                await asyncio.sleep(0)
 
     async def state(self) -> HeadState:
         """The phase and the progress of a load."""

@@ -130,7 +130,7 @@ class Cluster:
 
     def stop(self) -> None:
         """Ask an engine that runs to end by itself, so that workers leave in order, and wait a little for all ranks."""
-        if not self._is_ready or self._is_stopped or not ray.is_initialized():
+        if not self._is_ready or self._is_stopped or not ray.is_initialized() or self._session.is_lost:
             return
         self._is_stopped = True
         try:
@@ -150,11 +150,11 @@ class Cluster:
         self._is_stopped |= at_once
         with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
             closing.callback(self._session.leave)  # also one whose start was interrupted
-            if ray.is_initialized():
+            if ray.is_initialized() and not self._session.is_lost:
                 if self._group is not None:
                     closing.callback(remove_placement_group, self._group)
                 for actor in self._actors:
-                    closing.callback(_end, actor)
+                    closing.callback(ray.kill, actor, no_restart=True)
                 closing.callback(self.stop)
         self._actors, self._runs, self._group = [], [], None
 
@@ -274,9 +274,3 @@ class Cluster:
     def _place_of(self, rank: int) -> str:
         """The rank, with its node where there are several."""
         return f"rank {rank} on {self._addresses[rank]}" if len(set(self._addresses)) > 1 else f"rank {rank}"
-
-
-def _end(actor: Any) -> None:
-    """End it at once. One of a Ray that was shut down, where the process has joined another since, is no more."""
-    with contextlib.suppress(ray.exceptions.ActorHandleNotFoundError):
-        ray.kill(actor, no_restart=True)

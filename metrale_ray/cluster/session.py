@@ -28,6 +28,7 @@ _lock = threading.RLock()
 _users: dict[
     str, int
 ] = {}  # by address: how many engines use the Ray that was joined here; Ray itself has one a process
+_joined_as: dict[str, tuple[str, str]] = {}  # by address: which Ray it was
 
 
 class RaySession:
@@ -36,12 +37,19 @@ class RaySession:
     def __init__(self) -> None:
         self.is_local = False
         self._address: str | None = None  # of the Ray that was joined here, while this engine uses it
+        self._joined: tuple[str, str] | None = None  # which one it was
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process is connected to another Ray by now, or anew: nothing of this one means anything there."""
+        return self._joined is not None and ray.is_initialized() and self._joined != _connected()
 
     def join(self, address: str | None) -> None:
         """Connect to the Ray at `address`, or start one here. Raises StartError when it cannot be reached."""
         with _lock:
             if ray.is_initialized():
-                self._share()
+                self._joined = _connected()
+                self._share(self._joined)
                 return
             _users.clear()  # whoever was connected before has lost its Ray
             target = address or LOCAL
@@ -60,25 +68,34 @@ class RaySession:
                 if isinstance(error, ConnectionError | ValueError | RuntimeError) or type(error) is Exception:
                     raise unreachable(target, error) from error
                 raise
+            self._joined = _joined_as[target] = _connected()
 
     def leave(self) -> None:
         """This engine needs it no more; the last one that does disconnects, and ends a Ray that was started here."""
         with _lock:
             address, self._address = self._address, None
-            if address is None or address not in _users:
+            if address is None or address not in _users or self.is_lost:  # the Ray of now is another's
                 return
             _users[address] -= 1
             if _users[address] == 0:
                 del _users[address]
                 ray.shutdown()
 
-    def _share(self) -> None:
+    def _share(self, joined: tuple[str, str]) -> None:
+        for address in [address for address in _users if _joined_as.get(address, joined) != joined]:
+            del _users[address]  # somebody shut it down and joined this one
         for address in _users:
             self._hold(address)
 
     def _hold(self, address: str) -> None:
         self._address, self.is_local = address, address == LOCAL
         _users[address] = _users.get(address, 0) + 1
+
+
+def _connected() -> tuple[str, str]:
+    """Which Ray this is, and which of the process's connections to it."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -25,6 +26,7 @@ class FakeRay:
     def __init__(self) -> None:
         self.is_up = False
         self.starts: list[str] = []
+        self.num_jobs = 0
         self.during_init: Callable[[], None] = lambda: None
 
     def is_initialized(self) -> bool:
@@ -35,6 +37,11 @@ class FakeRay:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
         self.during_init()
         self.is_up = True
+        self.num_jobs += 1
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        job = str(self.num_jobs)
+        return SimpleNamespace(get_node_id=lambda: "node", get_job_id=lambda: job)
 
     def shutdown(self) -> None:
         self.is_up = False
@@ -166,3 +173,24 @@ def test_a_ray_that_does_not_come_up_is_a_start_that_failed(monkeypatch: pytest.
     monkeypatch.setattr(session.ray, "init", init)
     with pytest.raises(StartError, match="cannot start a Ray here"):
         RaySession().join(None)
+
+
+@pytest.mark.parametrize("by_us", [False, True])
+def test_a_ray_that_was_joined_after_ours_was_shut_down_is_left_alone(fake: FakeRay, by_us: bool) -> None:
+    first, second = RaySession(), RaySession()
+    first.join(None)
+    assert not first.is_lost
+    fake.shutdown()
+    assert not first.is_lost  # there is none at all
+    if by_us:
+        second.join(None)
+    else:
+        fake.init("theirs")
+    assert first.is_lost
+    first.leave()
+    assert fake.is_up
+    if not by_us:
+        second.join(None)
+        assert not second.is_local
+    second.leave()
+    assert fake.is_up == (not by_us)
