@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from metrale_ray.cli_output import console, write_object
-from metrale_ray.cli_token import use_cluster_token
 
 if TYPE_CHECKING:
     from metrale_ray.doctor.facts import ClusterFacts
@@ -50,7 +49,6 @@ def _examine(address: str | None, model: str | None, revision: str | None, timeo
         from metrale_ray.doctor.facts import ClusterFacts, NodeFacts
 
         return ClusterFacts((NodeFacts.read(THIS_MACHINE, collect(model, revision)),), model=model)
-    use_cluster_token()
     from metrale_ray.doctor.nodes import examine
 
     return examine(address, model, revision, timeout_s)

@@ -21,20 +21,15 @@ OWN = (None, "local")  # addresses with which a Ray is started
 
 
 def use_ray_token(address: str | None) -> None:
-    """Protect the Ray that is about to be started, or show the one at `address` this user's token.
-
-    The environment's own mode is left alone.
-    """
-    if address not in OWN:
-        use_cluster_token()
-    elif RAY_AUTH_MODE not in os.environ:
+    """Protect the Ray that is about to be started; one at `address` has its own rules, and so has the environment."""
+    if address in OWN and RAY_AUTH_MODE not in os.environ:
         os.environ.update({RAY_AUTH_MODE: "token", RAY_AUTH_TOKEN: secrets.token_hex(32)})
 
 
 def use_cluster_token() -> None:
     """Show the token that this user has, as `ray start` does: without a mode, Ray's drivers do not look for one.
 
-    A Ray that wants none is not in the way of one that is shown.
+    For commands that only look: with a Ray that wants no token, what a driver with one starts does not live.
     """
     has_token = RAY_AUTH_TOKEN in os.environ or RAY_AUTH_TOKEN_PATH in os.environ
     if RAY_AUTH_MODE not in os.environ and (has_token or Path(TOKEN_FILE).expanduser().is_file()):

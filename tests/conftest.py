@@ -7,7 +7,9 @@ property test more examples, and raises `scale`. Nothing here imports torch: tes
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -40,6 +42,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def scale(pytestconfig: pytest.Config) -> int:
     """What a test multiplies its numbers by: 1, and more with --nightly."""
     return NIGHTLY_SCALE if pytestconfig.getoption("--nightly") else 1
+
+
+@pytest.fixture(autouse=True)
+def _rays_own_mode() -> Iterator[None]:
+    """A command that a test runs in this process may show Ray this user's token; the next test's Ray may have none."""
+    before = os.environ.get("RAY_AUTH_MODE")
+    yield
+    if before is None:
+        os.environ.pop("RAY_AUTH_MODE", None)
+    else:
+        os.environ["RAY_AUTH_MODE"] = before
 
 
 @pytest.fixture(autouse=True)

@@ -73,6 +73,7 @@ LEVELS = {
     "driver": 5,
     "ray_data": 6,
     "model_files": 5,
+    "reach": 4,
     "demo": 5,
     "progress": 5,
     "conversation": 5,

@@ -13,6 +13,7 @@ Names hold the maker's process id, and what a killed run left the next one remov
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shlex
@@ -33,6 +34,7 @@ LAUNCHER = f"{PREFIX}.100"
 TIMEOUT_S = 20.0
 NAME = re.compile(r"sites-(\d+)-\w+")
 SSH_PORT = 22
+SSH_SOCKETS = f"/tmp/ray_ssh_{hashlib.sha256(b'root').hexdigest()[:10]}"  # `ray up`'s, for connections that it shares
 INIT = """
 import os, subprocess, sys
 daemon = subprocess.Popen(sys.argv[1:])
@@ -180,7 +182,7 @@ class SshHosts:
 
     def _host(self, name: str, namespace: str, address: str, link: str, net: str) -> SshHost:
         folder = self._folder / name
-        for part in ("home", "ray"):
+        for part in ("home", "ray", "ssh"):
             (folder / part).mkdir(parents=True, mode=0o700)
         return SshHost(name, namespace, address, folder / "home", folder / "ray", link, net)
 
@@ -191,7 +193,8 @@ class SshHosts:
         users = Path("/etc/passwd").read_text()
         own = re.sub(r"(?m)^(root:.*):[^:]*:[^:]*$", rf"\1:{self.home}:/bin/bash", users)
         (self._folder / "passwd").write_text(own)
-        Path("/tmp/ray").mkdir(exist_ok=True)  # where each host's own is mounted
+        for common in ("/tmp/ray", SSH_SOCKETS):  # where each host's own is mounted
+            Path(common).mkdir(exist_ok=True)
 
     def _serve_ssh(self, host: SshHost) -> None:
         log = self._folder / host.name / "sshd.log"
@@ -225,6 +228,7 @@ class SshHosts:
             hostname {host.name}
             mount --bind {shlex.quote(str(host.home))} {shlex.quote(str(self.home))}
             mount --bind {shlex.quote(str(host.ray))} /tmp/ray
+            mount --bind {shlex.quote(str(host.ray.with_name("ssh")))} {SSH_SOCKETS}
             mount --bind {shlex.quote(str(self._folder / "passwd"))} /etc/passwd
             mount -t tmpfs -o size=4g tmpfs /dev/shm
             mount -t tmpfs tmpfs /run

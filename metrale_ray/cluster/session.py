@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 import ray
 
 from metrale_ray.cluster.endings import unreachable
+from metrale_ray.errors import StartError
+from metrale_ray.reach import why_silent
 
 SIGACTION_BYTES = 1024  # more than struct sigaction takes anywhere
 KEEP_S = 0.005  # how long Ray's handler may stay; it is there for a second otherwise
@@ -53,6 +55,9 @@ class RaySession:
                 return
             _users.clear()  # whoever was connected before has lost its Ray
             target = address or LOCAL
+            silent = why_silent(target)
+            if silent is not None:
+                raise StartError(f"cannot reach Ray at {target!r}: {silent}")
             self._hold(target)  # from now on: an interrupt may come before `init` returns
             try:
                 with _callers_sigterm():

@@ -25,8 +25,8 @@ from metrale_ray.cluster.session import RaySession
 from metrale_ray.deploying.expected import ExpectedNodes
 from metrale_ray.deploying.monitor_log import MonitorLog, is_address, read_monitor
 from metrale_ray.deploying.waiting import Sight
-from metrale_ray.doctor.nodes import why_unreachable
 from metrale_ray.errors import StartError
+from metrale_ray.reach import why_silent
 
 LOG_BYTES = 4 << 20
 STATUS_KEY, ERROR_KEY = "__autoscaling_status", "__autoscaling_error"  # in Ray's own store
@@ -86,8 +86,7 @@ def _found(address: str) -> str:
 
 def _check_reached(address: str) -> None:
     """Ray itself would try for minutes, and then end the process. Raises StartError when nobody listens there."""
-    host, _, port = address.rpartition(":")
-    why = why_unreachable(host.strip("[]"), int(port)) if host and port.isdigit() and "://" not in address else None
+    why = why_silent(address)
     if why is not None:
         raise StartError(f"cannot reach Ray at {address!r}: {why}")
 

@@ -22,9 +22,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from metrale_ray.doctor.collect import collect
 from metrale_ray.doctor.facts import ClusterFacts, NodeFacts
+from metrale_ray.reach import CONNECT_TIMEOUT_S, why_silent, why_unreachable
 
-# One connection inside a data centre takes a millisecond; a packet that is dropped is never answered.
-CONNECT_TIMEOUT_S = 3.0
 BACKLOG = 64
 DRIVER = "this process"
 
@@ -65,17 +64,6 @@ class Probe:
             self._listener.close()
 
 
-def why_unreachable(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
-    """Why no connection to `port` on `host` can be made; None when it can."""
-    try:
-        with socket.create_connection((host, port), timeout=timeout_s):
-            return None
-    except TimeoutError:
-        return f"no answer within {timeout_s:g} s"
-    except OSError as error:
-        return error.strerror or str(error)
-
-
 def examine(address: str, model: str | None, revision: str | None, timeout_s: float) -> ClusterFacts:
     """Join the Ray at `address`, ask every node, and leave. `timeout_s` is for each of three questions."""
     driver = NodeFacts.read(DRIVER, collect())
@@ -93,11 +81,9 @@ def examine(address: str, model: str | None, revision: str | None, timeout_s: fl
 
 def _join(address: str) -> str | None:
     """Connect to Ray; the reason when that fails."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "://" not in address:  # Ray itself would try for a long time
-        error = why_unreachable(host.strip("[]"), int(port))
-        if error is not None:
-            return error
+    silent = why_silent(address)
+    if silent is not None:
+        return silent
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:

@@ -60,7 +60,7 @@ def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
     monkeypatch.setattr(PlayedSession, "done", [], raising=False)
     monkeypatch.setattr(ray_view, "RaySession", PlayedSession)
     monkeypatch.setattr(
-        ray_view, "why_unreachable", lambda host, port: None if host != "127.0.0.1" else "Connection refused"
+        ray_view, "why_silent", lambda address: "Connection refused" if address.startswith("127.0.0.1") else None
     )
     monkeypatch.setattr(ray_view, "get_ray_address_from_environment", lambda address, _: address)
     monkeypatch.setattr(ray_view, "_internal_kv_get", store.get)
@@ -107,7 +107,7 @@ def test_a_ray_that_does_not_listen_is_told_at_once(
 def test_a_ray_that_ends_meanwhile_is_told(played: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     with RayView("10.77.6.1:6379", ExpectedNodes((), 2)) as view:
         view.look()
-        monkeypatch.setattr(ray_view, "why_unreachable", lambda host, port: "Connection refused")
+        monkeypatch.setattr(ray_view, "why_silent", lambda address: "Connection refused")
         with pytest.raises(StartError, match=r"cannot reach Ray at '10.77.6.1:6379': Connection refused"):
             view.look()
     assert PlayedSession.done == ["10.77.6.1:6379", "left"]

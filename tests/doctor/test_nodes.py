@@ -15,7 +15,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from metrale_ray.cli import main
-from metrale_ray.doctor.nodes import Probe, examine, why_unreachable
+from metrale_ray.doctor.nodes import Probe, examine
+from metrale_ray.reach import why_unreachable
 from tests.fixtures.tiny import write_tiny
 
 COMMIT = "c" * 40
