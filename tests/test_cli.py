@@ -590,7 +590,7 @@ def test_each_kind_of_failure_has_its_exit_code_and_one_line(
 
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(FakeLLM(HandshakeError("ranks differ:\n  torch: 1\n\n  build: 2\n")), *BASE, "--prompt", "a") == 3
-    assert capsys.readouterr().err.splitlines()[-1] == "error: ranks differ:; torch: 1; build: 2"
+    assert capsys.readouterr().err.splitlines()[-1] == "error: ranks differ: torch: 1; build: 2"
 
 
 def test_an_error_that_nobody_foresaw_is_named_and_counts_as_the_engines(capsys: pytest.CaptureFixture[str]) -> None:

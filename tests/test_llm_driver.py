@@ -104,7 +104,10 @@ def test_a_forgotten_stream_that_is_collected_in_the_middle_of_a_call_holds_up_n
 
 
 def interrupt_at_the_bars_end(patch: pytest.MonkeyPatch) -> None:
+    end_for_good = LoadProgress.__exit__
+
     def end(self: LoadProgress, *given: Any) -> None:
+        end_for_good(self, *given)
         raise KeyboardInterrupt
 
     patch.setattr(LoadProgress, "__exit__", end)

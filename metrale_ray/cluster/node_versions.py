@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import ray
-from ray import cloudpickle
+from ray.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from metrale_ray.errors import HandshakeError, StartError
@@ -102,9 +102,9 @@ def _shown(version: str | None) -> str:
 def _by_value(*modules: ModuleType) -> Iterator[None]:
     """Functions of these modules travel as code, not as names to be imported."""
     for module in modules:
-        cloudpickle.register_pickle_by_value(module)
+        register_pickle_by_value(module)
     try:
         yield
     finally:
         for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+            unregister_pickle_by_value(module)
