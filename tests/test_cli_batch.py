@@ -201,7 +201,7 @@ NUM_REQUESTS = 60
 
 
 @pytest.mark.ray
-@pytest.mark.nightly
+@pytest.mark.clusters
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_the_middle_goes_on_and_answers_each_request_once(model: Path, tmp_path: Path) -> None:
     requests = [completion(f"id-{n}", first=n, max_tokens=200, return_token_ids=True) for n in range(NUM_REQUESTS)]

@@ -136,7 +136,7 @@ def started(tmp_path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Cluster,
 
 
 @pytest.mark.ray
-@pytest.mark.nightly
+@pytest.mark.clusters
 @pytest.mark.timeout(600)
 def test_the_service_waits_for_its_pods_and_has_a_front_on_each(
     started: tuple[Cluster, Run], manifest: dict[str, Any]

@@ -74,7 +74,7 @@ def test_a_folder_is_read_by_the_kind_of_its_files(
 
 
 @pytest.mark.ray
-@pytest.mark.nightly
+@pytest.mark.clusters
 def test_it_answers_a_file_of_json_lines_row_by_row(model: Path, tmp_path: Path) -> None:
     prompts = ["one", "two", "x" * 5000]
     (tmp_path / "prompts.jsonl").write_text(
