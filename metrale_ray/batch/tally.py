@@ -25,7 +25,7 @@ class BatchSummary:
 
     def __str__(self) -> str:
         before = f" ({self.num_before} of them before)" if self.num_before else ""
-        rate = f", {self.num_tokens / self.seconds:.1f} a second" if self.num_tokens and self.seconds > 0 else ""
+        rate = f", {self.num_tokens / self.seconds:.1f} tokens/s" if self.num_tokens and self.seconds > 0 else ""
         return (
             f"{self.num_requests} requests{before}, {self.num_errors} errors; {self.num_prompt_tokens} tokens in, "
             f"{self.num_tokens} out in {self.seconds:.1f} s{rate}"

@@ -28,6 +28,8 @@ STARTED = "up-to-date"
 NUM_ERROR_LINES = 6
 MAX_TEXT = 200  # characters of a command, or of a line of its output
 
+AGAIN = "such a node is not tried again by itself: mend it, then `ray down FILE` and `ray up FILE`"
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -73,7 +75,8 @@ class Outlook:
     def failure(self, timeout_s: float) -> str:
         """A line on what is missing, and one on each node."""
         when = "no more will come" if self.is_over else f"{timeout_s:g} s have passed"
-        return "\n".join([f"{self.count()}, and {when}", *(f"{name}: {why}" for name, why in self.missing)])
+        lines = [f"{self.count()}, and {when}", *(f"{name}: {why}" for name, why in self.missing)]
+        return "\n".join([*lines, *([AGAIN] if self.is_over else [])])
 
     def _num_missing(self) -> int:
         if self.expected.names:

@@ -94,6 +94,6 @@ def test_the_summary_counts_requests_errors_tokens_and_seconds() -> None:
     clock.now_s += 4
     assert counts.summary() == BatchSummary(10, 7, 2, 6, 10, 4.0)
     assert str(counts.summary()) == (
-        "10 requests (7 of them before), 2 errors; 6 tokens in, 10 out in 4.0 s, 2.5 a second"
+        "10 requests (7 of them before), 2 errors; 6 tokens in, 10 out in 4.0 s, 2.5 tokens/s"
     )
     assert str(Tally(3, clock).summary()) == "3 requests, 0 errors; 0 tokens in, 0 out in 0.0 s"

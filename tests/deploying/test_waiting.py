@@ -114,6 +114,7 @@ def test_a_node_that_was_given_up_ends_the_wait_and_the_others_are_told_too() ->
         "1 of 3 nodes have joined, and no more will come",
         f"{SECOND}: its setup commands run",
         f"{THIRD}: Setup commands (`check --venv /opt/venv`) failed 3 times: no python | set --venv",
+        "such a node is not tried again by itself: mend it, then `ray down FILE` and `ray up FILE`",
     ]
     assert "given it up" in reason(monitor=monitor(NodeLog(1, True)))
 
