@@ -3,6 +3,7 @@
 #
 # Is the service at a URL there, and does it answer? Asks whether it is ready, which model it has, for one chat answer,
 # and for the same answer as a stream. A model without a chat template, which is no chat's, is asked to complete a text.
+# A status 503 says that the service is being replaced, as Ray Serve does: it is waited for again, and asked all again.
 # Needs curl and nothing else, so that people, CI and a pod's hook use it alike.
 #
 #   deploy/smoke.sh http://127.0.0.1:8000
@@ -25,9 +26,11 @@ LC_ALL=C
 export LC_ALL
 
 WRONG=1 MISTAKE=2 NOT_READY=3 NO_KEY=4
+REPLACED=75      # of the checks, where they met a 503; never of this script
 SHOWN_BYTES=300 # of an answer that is wrong; more would hide the message
 PROBE_S=10      # for one question whether it is ready
 PAUSE_S=1       # between two of them
+WORD_S=10       # of silence while it waits
 
 wait_s=60
 timeout_s=120
@@ -42,7 +45,8 @@ usage() {
 usage: smoke.sh [--wait SECONDS] [--timeout SECONDS] [--model NAME] URL
 
   URL                of the service, such as http://127.0.0.1:8000 (with /v1 or without)
-  --wait SECONDS     how long it may take until it is ready (default: 60; 0 asks once)
+  --wait SECONDS     how long it may take until it is ready (default: 60; 0 asks once);
+                     time in which the service is being replaced counts too
   --timeout SECONDS  how long each answer may take (default: 120)
   --model NAME       the model to ask (default: the first that /v1/models names)
   METRALE_API_KEY    variable with the service's key, if it has one
@@ -148,27 +152,46 @@ why() {
     if [ "$status" = 000 ]; then shown "$folder/complaint"; else echo "status $status: $(shown "$folder/body")"; fi
 }
 
+passed_s() {
+    echo $(($(date +%s) - started))
+}
+
+# A pause before the next try, or the end of the time. Now and then it says that it waits, and why.
+pause() { # REASON
+    waited_s=$(passed_s)
+    [ "$waited_s" -lt "$wait_s" ] ||
+        fail "$NOT_READY" "not ready after $waited_s s: $1; on Ray Serve, \`serve status\` may say why"
+    if [ "$waited_s" -ge "$next_word_s" ]; then
+        echo "waiting: $waited_s s, $1" >&2
+        next_word_s=$((waited_s + WORD_S))
+    fi
+    sleep "$PAUSE_S"
+}
+
 # A proxy in front, or Ray Serve's, answers 404 or 502 while the service is on its way; so only a 200 ends the wait.
 wait_until_ready() {
-    started=$(date +%s)
-    waited_s=0
     while :; do
-        left_s=$((wait_s - waited_s))
+        left_s=$((wait_s - $(passed_s)))
         [ "$left_s" -le "$PROBE_S" ] || left_s=$PROBE_S
         [ "$left_s" -ge 1 ] || left_s=1
         ask "$left_s" /health/ready
-        waited_s=$(($(date +%s) - started))
         check_key
         [ "$status" != 200 ] || break
-        [ "$waited_s" -lt "$wait_s" ] || fail "$NOT_READY" "not ready after $waited_s s: $(why)"
-        sleep "$PAUSE_S"
+        pause "$(why)"
     done
-    echo "ready after $waited_s s"
+    echo "ready after $(passed_s) s"
 }
 
 check_status() { # WHAT
     check_key
-    [ "$status" = 200 ] || fail "$WRONG" "$1: $(why)"
+    case $status in
+    200) ;;
+    503)
+        echo "$1: $(why)" >"$folder/reason"
+        exit "$REPLACED"
+        ;;
+    *) fail "$WRONG" "$1: $(why)" ;;
+    esac
 }
 
 # The texts under a name in JSON, one in each line, as they stand there between the quotes. A name inside a text has
@@ -271,8 +294,23 @@ folder=$(mktemp -d "${TMPDIR:-/tmp}/smoke.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-wait_until_ready
-find_model
-check_whole
-check_stream
+started=$(date +%s)
+next_word_s=$WORD_S
+while :; do
+    wait_until_ready
+    # In a process of their own, so that any of them can end them all, and the next try knows nothing of this one.
+    set +e # what ends them is no end yet; after || or in an if, they would not stop at an error
+    (
+        set -e
+        find_model
+        check_whole
+        check_stream
+    )
+    code=$?
+    set -e
+    [ "$code" = "$REPLACED" ] || break
+    next_word_s=0
+    pause "$(cat "$folder/reason")"
+done
+[ "$code" = 0 ] || exit "$code"
 echo "ok"

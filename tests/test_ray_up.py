@@ -39,6 +39,7 @@ JOB_S = 150.0
 DEPLOY_S = 150.0
 DASHBOARD = "http://127.0.0.1:8265"
 ADMIN_KEY = "a-key-of-admins"
+STATE = f"curl -s -H 'Authorization: Bearer {ADMIN_KEY}' http://127.0.0.1:8000/admin/state"
 TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
@@ -254,11 +255,26 @@ def test_the_service_streams_over_two_nodes_and_a_ray_up_beside_it_disturbs_nobo
     smoke = f"sh {ROOT}/deploy/smoke.sh --wait {DEPLOY_S:g} http://127.0.0.1:8000"
     code, said = running.on_head(smoke, timeout_s=DEPLOY_S + 60)
     assert code == 0, said
-    state = stream_beside(running, f"curl -s -H 'Authorization: Bearer {ADMIN_KEY}' http://127.0.0.1:8000/admin/state")
-    (model,) = json.loads(state[state.index("{") : state.rindex("}") + 1])["models"]
-    assert len({rank["address"] for rank in model["engine"]["ranks"]}) == 2
+    state = stream_beside(running, STATE)
+    before = ranks(state)
+    assert len({rank["address"] for rank in before}) == 2
+    (front,) = application["deployments"]
+    front["num_replicas"] = 2
+    (running.site.hosts[0].home / "serve.yaml").write_text(yaml.safe_dump(config))
+    code, said = running.on_head(f"{environment} serve deploy ~/serve.yaml", timeout_s=DEPLOY_S)
+    assert code == 0, said
+    many = "serve status | grep -A9 Front: | grep -q 'RUNNING: 2'"
+    code, said = running.on_head(f"for _ in $(seq 60); do {many} && break; sleep 1; done; {many}", timeout_s=DEPLOY_S)
+    assert code == 0, said
+    assert ranks(over_ssh(running.site, STATE)[1]) == before
     code, said = running.on_head("serve shutdown --yes")
     assert code == 0, said
+
+
+def ranks(state: str) -> list[dict[str, Any]]:
+    """The engine's ranks, with their processes and nodes, as the service tells of them."""
+    (model,) = json.loads(state[state.index("{") : state.rindex("}") + 1])["models"]
+    return [{name: rank[name] for name in ("rank", "pid", "address")} for rank in model["engine"]["ranks"]]
 
 
 def stream_beside(running: RayUp, command: str) -> str:

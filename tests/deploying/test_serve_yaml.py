@@ -87,7 +87,6 @@ def test_without_a_key_nobody_else_reaches_it() -> None:
 
 def test_a_request_that_takes_too_long_is_answered_before_ray_serve_cuts_it() -> None:
     given = args(config())
-    given.pop("num_fronts")
     _, service = split_options(given)
     limits = service_options(service, {}).limits
     assert config()["http_options"]["request_timeout_s"] > limits.max_request_s

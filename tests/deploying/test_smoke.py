@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from metrale_ray.serve.http.settings import HttpSettings
-from tests.deploying.fake_service import Answer, FakeService, chat, delta, stream
+from tests.deploying.fake_service import RIGHT, Answer, FakeService, chat, delta, stream
 from tests.service_rig import MODEL_NAME, serving, write_model
 
 pytestmark = pytest.mark.processes
@@ -184,6 +184,66 @@ def test_a_service_that_stays_unready_is_told_with_its_reason(tmp_path: Path) ->
     assert done.returncode == NOT_READY
     assert "status 503" in done.stderr
     assert "the engine is loading" in done.stderr
+
+
+REPLACED = Answer(status=503, body='{"error": {"message": "the engine starts", "code": "not_ready"}}')
+CHECKS = ["models", "chat", "stream"]
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> dict[str, str]:
+    """Variables for a run in which every look at the time is 4 s after the one before, and no pause takes time."""
+    tools, now = tmp_path / "clock", tmp_path / "now"
+    tools.mkdir()
+    now.write_text("1000")
+    (tools / "date").write_text(f'#!/bin/sh\nread -r now <{now}\necho "$now"\necho $((now + 4)) >{now}\n')
+    (tools / "sleep").write_text("#!/bin/sh\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o700)
+    return {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("shell", [shell for shell in ("sh", "bash") if shutil.which(shell)])
+@pytest.mark.parametrize("place", CHECKS)
+def test_a_service_that_is_replaced_meanwhile_is_waited_for_and_asked_all_again(
+    tmp_path: Path, place: str, shell: str, clock: dict[str, str]
+) -> None:
+    with FakeService({"ready": [RIGHT["ready"], REPLACED, RIGHT["ready"]], place: [REPLACED, RIGHT[place]]}) as service:
+        done = run(tmp_path, service.url, shell=shell, **clock)
+        met = CHECKS[: CHECKS.index(place) + 1]
+        assert [asked for asked, _, _ in service.asked] == ["ready", *met, "ready", "ready", *CHECKS]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("ok\n")
+    first, *_ = done.stderr.splitlines()
+    assert re.fullmatch(r"waiting: \d+ s, (GET /v1/)?" + place + ": status 503: .*the engine starts.*", first), first
+
+
+@pytest.mark.parametrize("place", CHECKS)
+def test_a_service_that_is_replaced_for_too_long_is_not_ready(tmp_path: Path, place: str) -> None:
+    with FakeService({place: REPLACED}) as service:
+        done = run(tmp_path, service.url, "--wait", "0")
+    assert done.returncode == NOT_READY
+    (line,) = done.stderr.splitlines()
+    assert re.search(rf"^error: not ready after \d+ s: .*{place}: status 503.*the engine starts.*`serve status`", line)
+
+
+def test_another_model_after_the_replacement_is_the_one_that_is_asked(tmp_path: Path, clock: dict[str, str]) -> None:
+    models = [Answer(body=json.dumps({"data": [{"id": name}]})) for name in ("old", "new")]
+    with FakeService({"models": models, "stream": [REPLACED, RIGHT["stream"]]}) as service:
+        assert run(tmp_path, service.url, **clock).returncode == 0
+        assert [json.loads(body)["model"] for _, _, body in service.asked if body] == ["old", "old", "new", "new"]
+
+
+def test_a_long_wait_says_every_ten_seconds_that_it_lasts(tmp_path: Path, clock: dict[str, str]) -> None:
+    with FakeService({"ready": REPLACED}) as service:
+        done = run(tmp_path, service.url, "--wait", "60", **clock)
+    assert done.returncode == NOT_READY
+    *words, end = done.stderr.splitlines()
+    times_s = [int(re.match(r"waiting: (\d+) s, status 503: .*the engine starts", word)[1]) for word in words]  # type: ignore[index]
+    assert times_s[0] >= 10
+    assert all(10 <= later - earlier < 20 for earlier, later in zip(times_s, times_s[1:], strict=False))
+    assert len(times_s) >= 3
+    assert re.search(r"error: not ready after 6\d s: .*; on Ray Serve, `serve status` may say why$", end)
 
 
 @pytest.mark.parametrize(("place", "code"), [("ready", NOT_READY), ("stream", WRONG)])
