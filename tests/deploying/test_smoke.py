@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -241,7 +242,7 @@ def test_a_long_wait_says_every_ten_seconds_that_it_lasts(tmp_path: Path, clock:
     *words, end = done.stderr.splitlines()
     times_s = [int(re.match(r"waiting: (\d+) s, status 503: .*the engine starts", word)[1]) for word in words]  # type: ignore[index]
     assert times_s[0] >= 10
-    assert all(10 <= later - earlier < 20 for earlier, later in zip(times_s, times_s[1:], strict=False))
+    assert all(10 <= later - earlier < 20 for earlier, later in itertools.pairwise(times_s))
     assert len(times_s) >= 3
     assert re.search(r"error: not ready after 6\d s: .*; on Ray Serve, `serve status` may say why$", end)
 
