@@ -257,6 +257,6 @@ def _check_cpus(name: str) -> None:
         raise UserError(
             f"no node has a CPU left for Ray Data's own tasks, which read and write: the most is {free:g} CPU outside "
             f"of what is reserved for engine {name!r} and others, and a task needs {TASK_CPUS:g}. Start the engine "
-            "with fewer cores for each rank (num_cpus_per_rank, below 1 shares a core), add a node, or give "
-            "check_cpus=False if the dataset needs no such task."
+            "with fewer cores for each rank (num_cpus_per_rank, as a flag --num-cpus-per-rank; below 1 shares a core), "
+            "add a node, or give check_cpus=False if the dataset needs no such task."
         )

@@ -330,7 +330,8 @@ def test_an_engine_that_has_taken_every_cpu_is_told_instead_of_a_wait_without_an
     dataset: PlayedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_data, "most_unreserved_cpus", lambda: 0.5)
-    with pytest.raises(UserError, match=r"the most is 0\.5 CPU outside of what is reserved for engine 'mine'"):
+    message = r"the most is 0\.5 CPU outside of what is reserved for engine 'mine'.*as a flag --num-cpus-per-rank"
+    with pytest.raises(UserError, match=message):
         generate(dataset, "mine")
     generate(dataset, "mine", check_cpus=False)
     assert dataset.given

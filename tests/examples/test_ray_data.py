@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -14,12 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
 import pyarrow.parquet
 import pytest
 import ray
 
 from metrale_ray import LLM, SamplingParams, attach
-from metrale_ray.errors import UserError
+from metrale_ray.errors import MetraleError, UserError
 from metrale_ray.ray_data import generate
 from metrale_ray.serve.text import load_tokenizer
 from tests.service_rig import write_model
@@ -71,6 +73,86 @@ def test_a_folder_is_read_by_the_kind_of_its_files(
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match=r"give all \.jsonl, or all \.parquet"):
         read(str(tmp_path))
+
+
+def test_an_input_that_is_not_there_is_told_before_an_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    monkeypatch.setitem(main.__globals__, "open_engine", pytest.fail)
+    monkeypatch.setitem(main.__globals__, "keep_tracebacks_in_files", lambda: None)
+    missing = tmp_path / "none.jsonl"
+    monkeypatch.setattr(sys, "argv", ["ray_data.py", str(missing), str(tmp_path / "answers"), "--model", "m"])
+    assert main() == UserError.exit_code
+    message = f"error: the input {missing} is not there; give a file or a folder of JSON lines or Parquet\n"
+    assert capsys.readouterr().err == message
+
+
+def of_a_task(cause: Exception) -> Exception:
+    """The error of a task on another node, as Ray raises it here."""
+    raised: Exception = ray.exceptions.RayTaskError("read", "Traceback\n  File", cause).as_instanceof_cause()
+    return raised
+
+
+def of_an_actor(line: str) -> Exception:
+    """What a map actor raised, of which Ray keeps the text alone."""
+    cause = ray.exceptions.UserCodeException("UDF failed to process a data block.\nMore.")
+    raised: Exception = ray.exceptions.RayTaskError("map", f"Traceback\n  File\n{line}\n\nmore", cause)
+    return raised.as_instanceof_cause()  # type: ignore[attr-defined,no-any-return]
+
+
+FAILURES = {
+    "no json": (
+        of_a_task(json.JSONDecodeError("Extra data", "{}{}", 2)),
+        2,
+        "JSONDecodeError: Extra data: .*one object",
+    ),
+    "no object": (of_a_task(AssertionError()), 2, "it failed: AssertionError. Each line"),
+    "no Parquet": (pyarrow.ArrowInvalid("Parquet magic bytes"), 2, "ArrowInvalid: Parquet magic bytes.*whole"),
+    "gone there": (of_a_task(FileNotFoundError(2, "No such file", "/a")), 3, "FileNotFoundError: .*'/a'. Every node"),
+    "forbidden here": (PermissionError(13, "Permission denied", "/a"), 3, "PermissionError: .*rights"),
+    "a column": (of_an_actor("metrale_ray.errors.UserError: there is no column 'q'"), 2, "^there is no column 'q'$"),
+    "the end": (of_an_actor("metrale_ray.errors.EngineDead: rank 1 is gone"), 4, "^rank 1 is gone$"),
+    "a rank": (of_an_actor("metrale_ray.errors.LinkLost: no answer"), 3, "^no answer$"),
+    "another": (of_an_actor("KeyError: 5"), 3, "UserCodeException: UDF failed to process a data block.*log files"),
+    "a node": (
+        ray.exceptions.NodeDiedError("the node is gone\nmore"),
+        3,
+        "NodeDiedError: the node is gone.*ray status",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_fails_in_ray_data_is_one_line_with_its_cause_and_what_to_do(name: str) -> None:
+    failure, exit_code, message = FAILURES[name]
+    told = runpy.run_path(str(EXAMPLE))["told"]
+    with pytest.raises(MetraleError, match=message) as raised, told("it failed"):
+        raise failure
+    assert raised.value.exit_code == exit_code
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.clusters
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((EXAMPLE.parent / "prompts.jsonl").read_text(), "could not be read: JSONDecodeError: .*one object"),
+        ('{"q": "one"}\n', "there is no column 'prompt'; the dataset has 'q'. Name .* by --column"),
+    ],
+)
+def test_an_input_of_another_kind_is_one_line_and_no_traceback(
+    model: Path, tmp_path: Path, lines: str, message: str
+) -> None:
+    (tmp_path / "questions.jsonl").write_text(lines)
+    flags = ("--model", model, "--ep-size", 2, "--num-cpus-per-rank", 0.5)
+    done = run(tmp_path / "questions.jsonl", tmp_path / "answers", *flags)
+    assert done.returncode == UserError.exit_code, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert re.search(message, line), line
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "answers").exists()
 
 
 @pytest.mark.ray
