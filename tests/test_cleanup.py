@@ -137,6 +137,7 @@ def test_a_name_that_is_taken_is_refused_and_the_engine_that_has_it_goes_on(mode
     assert first.process.returncode == 0
 
 
+@pytest.mark.clusters
 @pytest.mark.timeout(1200)
 def test_many_starts_in_a_row_leave_the_script_and_ray_as_they_were(
     model: Path, observed: Observed, scale: int

@@ -106,6 +106,7 @@ def service(tmp_path: Path) -> Iterator[ServeRun]:
 
 
 @pytest.mark.ray
+@pytest.mark.clusters
 @pytest.mark.timeout(500)
 def test_it_answers_comes_back_from_a_lost_rank_and_a_lost_front_and_leaves_nothing(service: ServeRun) -> None:
     service.count(7)
