@@ -32,8 +32,10 @@ THIS_MACHINES = "auto"  # the Ray that runs here
 
 WAIT_FLAGS = (
     Flag(("--file",), f"YAML of the cluster, as for `ray up` (default: {BOOTSTRAP_CONFIG})", metavar="FILE"),
-    Flag(("--nodes",), "instead of --file: how many nodes, or their addresses with commas between them"),
-    Flag(("--timeout-s",), f"seconds until the wait has failed (default: {TIMEOUT_S:g})", seconds),
+    Flag(
+        ("--nodes",), "instead of --file: how many nodes, or their addresses with commas between them", metavar="NODES"
+    ),
+    Flag(("--timeout-s",), f"seconds until the wait has failed (default: {TIMEOUT_S:g})", seconds, "S"),
     Flag(("--address",), "Ray's address (default: RAY_ADDRESS, or the Ray on this machine)"),
 )
 
