@@ -41,6 +41,9 @@ CHOSEN_DEFAULTS = {
     "ep_protocol": "v2",
     "kv_cache_memory": "a share of the memory that is free",
     "address": "none",
+    "journal": "none",
+    "journal_max_size": "1GiB",
+    "journal_max_age_s": "7 days",
     "num_cpus_per_rank": "the node's cores, shared by its ranks",
     "num_gpus_per_rank": "1 on cuda, else 0",
 }
@@ -139,6 +142,12 @@ ENGINE_FLAGS = (
     Flag(("--placement-timeout-s",), "seconds to wait for the cluster to have room", float),
     Flag(("--step-timeout-s",), "seconds until a step that is not done has failed", float),
     Flag(("--idle-ping-s",), "seconds between two pings of an idle engine", float),
+    Flag(("--agreement-interval",), "commands between two comparisons of what the ranks computed; 0 for never", int),
+    Flag(("--scrub",), "look for damaged weights and cache rows while idle", switch=True),
+    Flag(("--journal",), "folder on the head's node for a journal of all that the engine does", metavar="DIR"),
+    Flag(("--journal-redact",), "leave prompts, tokens and texts out of the journal", switch=True),
+    Flag(("--journal-max-size",), "what all journals in that folder may take, such as 1GiB", size_bytes, "SIZE"),
+    Flag(("--journal-max-age-s",), "seconds that a part of a journal is kept", float),
     Flag(("--log-level",), "what is logged", metavar="|".join(LOG_LEVELS)),
 )
 CONFIG_FLAG = Flag(("--config",), "YAML file of engine settings; flags win over it", metavar="FILE")

@@ -42,6 +42,8 @@ SIZE_UNITS = dict(
         strict=True,
     )
 )
+SIZES = ("kv_cache_memory", "journal_max_size")  # may be texts such as "2GiB"
+MIN_JOURNAL_BYTES = 2**20  # below this not even the start of a life with long prompts has room
 QUOTED = re.compile(r"'([^']*)'")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
@@ -86,8 +88,10 @@ class FaultSpec:
 class EngineConfig:
     """Everything that the engine can be told. Names are the flags' names with underscores.
 
-    Units: `kv_cache_memory` in bytes per rank; `*_s` in seconds. None means: chosen at start, see docs. `name` is the
-    engine's on a Ray that others use too: one engine of a name runs at a time.
+    Units: `kv_cache_memory` in bytes per rank, `journal_max_size` in bytes; `*_s` in seconds. None means: chosen at
+    start, see docs. `name` is the engine's on a Ray that others use too: one engine of a name runs at a time.
+    `agreement_interval`: every so many commands the ranks compare what they computed; 0: never. `journal` is a folder
+    on the head's node.
     """
 
     model: str
@@ -115,6 +119,12 @@ class EngineConfig:
     placement_timeout_s: float = 25.0
     step_timeout_s: float = 60.0
     idle_ping_s: float = 2.0
+    agreement_interval: int = 16
+    scrub: bool = False
+    journal: str | None = None
+    journal_redact: bool = False
+    journal_max_size: int = 2**30
+    journal_max_age_s: float = 7 * 86_400.0
     faults: tuple[FaultSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -144,6 +154,7 @@ class EngineConfig:
         changes: dict[str, Any] = {
             "model": _absolute_folder(self.model),
             "ep_protocol": version.label,
+            "journal": self.journal and os.path.abspath(os.path.expanduser(self.journal)),
             "address": self.address or variables.get(RAY_ADDRESS) or None,
         }
         if version is ProtocolVersion.V1 and self.max_batch_size != 1:
@@ -155,13 +166,14 @@ class EngineConfig:
 def from_mapping(values: Mapping[str, Any]) -> EngineConfig:
     """A configuration from flag names or field names (dashes or underscores). Unknown names are refused.
 
-    `kv_cache_memory` may be a text such as "2GiB", a fault a mapping of its fields.
+    A size may be a text such as "2GiB", a fault a mapping of its fields.
     """
     fields = by_field_name(values)
     if "model" not in fields:
         raise ConfigError("no model given: set `model` (--model) to a checkpoint folder or a hub id")
-    if isinstance(fields.get("kv_cache_memory"), str):
-        fields["kv_cache_memory"] = parse_size_bytes(fields["kv_cache_memory"], "kv_cache_memory")
+    for name in SIZES:
+        if isinstance(fields.get(name), str):
+            fields[name] = parse_size_bytes(fields[name], name)
     if "faults" in fields:
         fields["faults"] = _faults(fields["faults"])
     return EngineConfig(**fields)
@@ -280,7 +292,7 @@ def _check(config: EngineConfig) -> None:
     for name in ("max_model_len", "kv_cache_memory"):
         if getattr(config, name) is not None:
             _at_least(name, getattr(config, name), 1)
-    for name in ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s"):
+    for name in ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s", "journal_max_age_s"):
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be a number of seconds above 0")
     _one_of("dtype", config.dtype, DTYPES)
@@ -289,6 +301,13 @@ def _check(config: EngineConfig) -> None:
     _one_of("log_level", config.log_level, LOG_LEVELS)
     _check_texts(config)
     _check_shares(config)
+    _at_least("agreement_interval", config.agreement_interval, 0)
+    _at_least("journal_max_size", config.journal_max_size, MIN_JOURNAL_BYTES)
+    for name in ("scrub", "journal_redact"):
+        if not isinstance(getattr(config, name), bool):
+            raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be true or false")
+    if config.scrub and config.protocol_version is ProtocolVersion.V1:
+        raise ConfigError("scrub needs protocol v2, and ep_protocol is v1; leave one of the two out")
     _at_least("seed", config.seed, 0)
     if config.seed >= 2**64:
         raise ConfigError(f"seed is {config.seed!r}; it must be an integer from 0 to 2**64 - 1")
@@ -300,7 +319,7 @@ def _check(config: EngineConfig) -> None:
 def _check_texts(config: EngineConfig) -> None:
     if not isinstance(config.model, str) or not config.model:
         raise ConfigError(f"model is {config.model!r}; it must be a checkpoint folder or a hub id")
-    for name in ("revision", "address"):
+    for name in ("revision", "address", "journal"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise ConfigError(f"{name} is {value!r}; it must be a text that is not empty, or be left out")

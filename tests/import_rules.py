@@ -30,6 +30,7 @@ LEVELS = {
     "config": 0,
     "errors": 0,
     "baton": 0,
+    "clock": 0,
     "process_end": 0,
     "process_memory": 0,
     "termination": 0,

@@ -429,7 +429,8 @@ def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
         "--max-queue-len 11 --dtype float32 --device cpu --attention sdpa --ep-protocol v2 --kv-cache-memory 2GiB "
         "--block-size 8 --watermark 0.5 --seed 12 --address auto --placement SPREAD --num-cpus-per-rank 2 "
         "--num-gpus-per-rank 0.5 "
-        "--start-timeout-s 1 --placement-timeout-s 2 --step-timeout-s 3 --idle-ping-s 4.5 --log-level error"
+        "--start-timeout-s 1 --placement-timeout-s 2 --step-timeout-s 3 --idle-ping-s 4.5 --log-level error "
+        "--agreement-interval 3 --scrub --journal j --journal-redact --journal-max-size 2MiB --journal-max-age-s 60"
     )
     assert run(llm, "generate", "--prompt", "a", *flags.split()) == 0
     assert llm.config == EngineConfig(
@@ -456,6 +457,12 @@ def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
         placement_timeout_s=2.0,
         step_timeout_s=3.0,
         idle_ping_s=4.5,
+        agreement_interval=3,
+        scrub=True,
+        journal="j",
+        journal_redact=True,
+        journal_max_size=2**21,
+        journal_max_age_s=60.0,
         log_level="error",
     )
 

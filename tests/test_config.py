@@ -32,7 +32,7 @@ from metrale_ray.protocol.versions import ProtocolVersion
 
 COUNTS = ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len")
 OPTIONAL_COUNTS = ("max_model_len", "kv_cache_memory")
-SECONDS = ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s")
+SECONDS = ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s", "journal_max_age_s")
 CHOICES = {"dtype": DTYPES, "attention": ATTENTIONS, "placement": PLACEMENTS, "log_level": LOG_LEVELS}
 
 
@@ -53,13 +53,16 @@ def bad_values() -> list[tuple[str, Any, str]]:
     rows += [(name, v, "a number of seconds above 0") for name in SECONDS for v in no_seconds]
     rows += [(name, v, ", ".join(CHOICES[name])) for name in CHOICES for v in ("", "Auto!", None, 3, ["auto"])]
     rows += [("model", v, "a checkpoint folder or a hub id") for v in ("", None, 3)]
-    rows += [(name, v, "a text that is not empty") for name in ("revision", "address") for v in ("", 7)]
+    rows += [(name, v, "a text that is not empty") for name in ("revision", "address", "journal") for v in ("", 7)]
     rows += [("name", v, "1 to 64 letters, digits, dots, dashes") for v in ("", "a b", "a/b", "x" * 65, 7)]
     rows += [("ep_protocol", v, "'v1' and 'v2'") for v in ("", "v3", "V1", "1", 1)]
     rows += [("device", v, "auto, cpu, cuda and cuda:N") for v in ("", "gpu", "cuda:", "cuda:x", 0, None)]
     rows += [("watermark", v, "from 0 to below 1") for v in (-0.1, 1, 1.5, True, "0.1", None, math.nan)]
     rows += [("num_cpus_per_rank", v, "a number above 0") for v in (0, -1, True, "1", math.inf)]
     rows += [("num_gpus_per_rank", v, "a number from 0") for v in (-1, -0.5, True, "1", math.nan)]
+    rows += [("agreement_interval", v, "an integer of at least 0") for v in (-1, 1.0, True, None, "4")]
+    rows += [("journal_max_size", v, "an integer of at least 1048576") for v in (0, -1, 2**20 - 1, True, None, 1.5)]
+    rows += [(name, v, "true or false") for name in ("scrub", "journal_redact") for v in (0, "yes", None)]
     rows += [("seed", v, "an integer") for v in (-1, 2**64, 1.0, True, None, "0")]
     return rows
 
@@ -83,6 +86,7 @@ def test_every_setting_has_bad_values_in_these_tests() -> None:
         {"ep_size": 1, "max_batch_size": 1, "block_size": 1, "max_model_len": 1, "kv_cache_memory": 1},
         {"device": "cuda:12", "dtype": "bfloat16", "placement": "STRICT_SPREAD", "log_level": "debug"},
         {"seed": 2**64 - 1, "watermark": 0, "num_gpus_per_rank": 0.5, "step_timeout_s": 1},
+        {"agreement_interval": 0, "scrub": True, "journal": "j", "journal_max_size": 2**20, "ep_protocol": "v2"},
         {"seed": 0, "watermark": 0.999, "num_gpus_per_rank": 0, "ep_protocol": "v1", "revision": "main"},
     ],
 )
@@ -95,6 +99,10 @@ def test_a_configuration_cannot_be_changed() -> None:
     config = EngineConfig(model="m")
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.ep_size = 2  # type: ignore[misc]
+
+
+def test_a_scrub_is_refused_where_the_protocol_cannot_say_it() -> None:
+    assert "scrub needs protocol v2" in refusal(scrub=True, ep_protocol="v1")
 
 
 # Faults
@@ -146,7 +154,7 @@ def test_names_may_have_dashes_and_the_batch_size_its_other_name() -> None:
     [
         ("ep_sise", "'ep_size'"),
         ("max-batchsize", "'max_batch_size'"),
-        ("zzzz", "known are address, attention, block_size"),
+        ("zzzz", "known are address, agreement_interval, attention"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_name(name: str, near: str) -> None:
