@@ -4,7 +4,8 @@
     MetraleError
     ├── UserError              the caller's mistake                       exit code 2
     │   ├── ConfigError        a setting is wrong
-    │   └── RequestError       one request is refused; the engine goes on
+    │   ├── RequestError       one request is refused; the engine goes on
+    │   └── JournalError       a journal cannot be read
     ├── StartError             the engine could not start                 exit code 3
     │   ├── PlacementError     the cluster cannot hold the ranks
     │   ├── HandshakeError     the ranks differ in something that must be equal
@@ -70,6 +71,12 @@ class RequestError(UserError):
         super().__init__(message, code=code, param=param)
         self.code = code  # type: ignore[misc]  # each refusal carries its own stable code
         self.param = param
+
+
+class JournalError(UserError):
+    """A journal cannot be read: the message names the file, the byte at fault where one is, and what to do."""
+
+    code = "journal_error"
 
 
 class StartError(MetraleError):

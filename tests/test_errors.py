@@ -72,6 +72,7 @@ def test_codes_are_stable() -> None:
         "UserError": "user_error",
         "ConfigError": "config_error",
         "RequestError": "invalid_request",
+        "JournalError": "journal_error",
         "StartError": "start_error",
         "PlacementError": "placement_error",
         "HandshakeError": "handshake_error",
