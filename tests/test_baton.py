@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrale_ray.baton import Baton, Deadlock
+from metrale_ray.baton import Baton, Deadlock, Killed, Overrun, Process, Task
 
 
 def takes_turns(baton: Baton, trail: list[str], name: str, turns: int) -> Callable[[], None]:
@@ -260,3 +260,180 @@ def test_messages_between_tasks_arrive_once_and_in_order(seed: int, sizes: list[
         tasks[f"receive {n}"] = lambda n=n: receive(n)  # type: ignore[misc]
     results = baton.run(tasks)
     assert [results[f"receive {n}"] for n in range(len(sizes))] == [list(range(size)) for size in sizes]
+
+
+def marks(baton: Baton, trail: list[float]) -> Callable[[], None]:
+    """A task that writes down the time once per virtual second, for ever."""
+
+    def task() -> None:
+        while True:
+            trail.append(baton.now)
+            baton.wait_until(lambda: False, 1.0)
+
+    return task
+
+
+def test_a_task_may_start_others_whose_ends_are_waited_for() -> None:
+    baton, started = Baton(2), list[Task]()
+
+    def child() -> str:
+        baton.wait_until(lambda: False, 5.0)
+        return "done"
+
+    def parent() -> None:
+        started.append(baton.start("child", child))
+
+    assert baton.run({"parent": parent}) == {"parent": None}
+    assert (started[0].has_ended, started[0].result, baton.now) == (True, "done", 5.0)
+
+
+def test_starting_a_task_when_nothing_runs_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="runs no tasks"):
+        Baton().start("late", lambda: None)
+
+
+def test_timers_move_time_and_are_called_in_order() -> None:
+    baton, called = Baton(), list[tuple[str, float]]()
+
+    def task() -> float:
+        for name, delay_s in (("b", 2.0), ("a", 1.0), ("c", 2.0), ("at once", -1.0)):
+            baton.call_in(delay_s, lambda name=name: called.append((name, baton.now)))  # type: ignore[misc]
+        baton.wait_until(lambda: len(called) == 4)
+        return baton.now
+
+    assert baton.run({"task": task}) == {"task": 2.0}
+    assert called == [("at once", 0.0), ("a", 1.0), ("b", 2.0), ("c", 2.0)]
+
+
+def test_a_stopped_process_takes_no_turn_until_it_is_resumed_and_is_late_then() -> None:
+    baton, process, trail = Baton(), Process("stopped"), list[float]()
+
+    def conductor() -> None:
+        baton.start("marks", marks(baton, trail), process)
+        for _ in range(3):
+            baton.wait_until(lambda: False, 2.25)
+            (process.resume if process.is_stopped else process.stop)()
+        baton.wait_until(lambda: False, 0.5)
+        process.kill()
+
+    baton.run({"conductor": conductor})
+    assert trail == [0.0, 1.0, 2.0, 4.5, 5.5, 6.5]
+
+
+def test_a_dead_process_gets_killed_at_every_wait() -> None:
+    baton, process, said = Baton(), Process("p"), list[str]()
+
+    def stubborn() -> None:
+        try:
+            baton.wait_until(lambda: False)
+        finally:
+            with pytest.raises(Killed, match="stubborn is killed"):
+                baton.wait_until(lambda: True)
+            said.append("tried again")
+
+    def conductor() -> Task:
+        task = baton.start("stubborn", stubborn, process)
+        baton.wait_until(lambda: False, 1.0)
+        process.kill()
+        return task
+
+    task = baton.run({"conductor": conductor})["conductor"]
+    assert said == ["tried again"]
+    assert isinstance(task.result, Killed)
+
+
+def test_a_task_whose_process_died_before_its_first_turn_never_begins() -> None:
+    baton, process, began = Baton(), Process("p"), list[int]()
+
+    def conductor() -> Task:
+        task = baton.start("late", lambda: began.append(1), process)
+        process.kill()
+        return task
+
+    assert isinstance(baton.run({"conductor": conductor})["conductor"].result, Killed)
+    assert began == []
+
+
+def test_a_stopped_process_may_be_killed_and_a_dead_one_is_not_stopped() -> None:
+    process, changes = Process("p"), list[tuple[bool, bool]]()
+    process.at_change.append(lambda: changes.append((process.is_stopped, process.is_dead)))
+    for change in (process.stop, process.stop, process.kill, process.kill, process.stop, process.resume):
+        change()
+    assert changes == [(True, False), (False, True)]
+
+
+def test_everybody_stopped_is_a_deadlock_that_says_so() -> None:
+    baton, process = Baton(), Process("p")
+
+    def conductor() -> None:
+        baton.start("stopped", lambda: baton.wait_until(lambda: True), process)
+        process.stop()
+        baton.wait_until(lambda: False, what="news")
+
+    error = baton.run({"conductor": conductor})["conductor"]
+    assert isinstance(error, Deadlock)
+    assert str(error) == "everybody waits: conductor for news; stopped is stopped"
+
+
+def test_too_many_turns_and_too_much_time_end_every_task() -> None:
+    busy = Baton(max_turns=100)
+
+    def spin() -> None:
+        while True:
+            busy.hand_over()
+
+    results = busy.run({"a": spin, "b": spin})
+    assert {type(error) for error in results.values()} == {Overrun}
+    assert busy.turns < 110
+    slow = Baton(max_s=10.0)
+    error = slow.run({"marks": marks(slow, [])})["marks"]
+    assert isinstance(error, Overrun)
+    assert slow.now == 10.0
+
+
+def test_a_process_may_be_killed_at_a_turn_that_is_counted() -> None:
+    def killed_at(turn: int) -> int:
+        baton, process, steps = Baton(5), Process("p"), list[int]()
+        baton.at_turn = lambda: process.kill() if baton.turns == turn else None
+
+        def spin() -> None:
+            while len(steps) < 50:
+                steps.append(1)
+                baton.hand_over()
+
+        baton.run({"conductor": lambda: baton.start("spin", spin, process)})
+        return len(steps)
+
+    counts = [killed_at(turn) for turn in range(1, 40)]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 37)
+
+
+def test_what_a_hook_raises_ends_everybody_and_reaches_the_caller() -> None:
+    baton, left = Baton(), list[str]()
+
+    def hook() -> None:
+        if baton.turns == 5:
+            raise LookupError("a broken rule")
+
+    def task() -> None:
+        try:
+            while True:
+                baton.hand_over()
+        except RuntimeError as error:
+            left.append(str(error))
+
+    baton.at_turn = hook
+    with pytest.raises(LookupError, match="a broken rule"):
+        baton.run({"a": task, "b": task})
+    assert left == ["a hook or a timer failed: LookupError: a broken rule"] * 2
+
+
+def test_the_history_of_two_runs_is_the_same_under_one_seed_alone() -> None:
+    def history(seed: int) -> tuple[int, int]:
+        baton = Baton(seed)
+        baton.run({name: takes_turns(baton, [], name, 8) for name in "abc"})
+        return baton.history, baton.turns
+
+    assert history(1) == history(1)
+    assert len({history(seed)[0] for seed in range(20)}) == 20
