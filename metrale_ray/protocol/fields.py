@@ -44,6 +44,20 @@ class Packed:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one map may hold at the most; see `limits` for what each one is of."""
+
+    max_bytes: int
+    max_depth: int
+    max_elements: int
+    max_array_elements: int
+    max_bin_bytes: int
+
+
+FRAME_BOUNDS = Bounds(MAX_FRAME_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_ARRAY_ELEMENTS, MAX_BIN_BYTES)
+
+
 def pack_value(value: Any) -> Packed:
     """`value`, whose integers, texts and lists have been checked, for `pack_frame`. Raises FrameError."""
     try:
@@ -63,12 +77,12 @@ def pack_frame(values: Mapping[str, Any], ready: Mapping[str, Packed] | None = N
     return data
 
 
-def unpack_frame(data: bytes, rank: int | None = None) -> Fields:
-    """The fields of one whole frame that `rank` sent. Raises FrameError for anything but one map within the limits."""
-    if len(data) > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame has at most {MAX_FRAME_BYTES} bytes", num_bytes=len(data), rank=rank)
+def unpack_frame(data: bytes, rank: int | None = None, bounds: Bounds = FRAME_BOUNDS) -> Fields:
+    """The fields of one whole frame that `rank` sent. Raises FrameError for anything but one map within the bounds."""
+    if len(data) > bounds.max_bytes:
+        raise FrameError(f"a frame has at most {bounds.max_bytes} bytes", num_bytes=len(data), rank=rank)
     try:
-        values = _unpack(data)
+        values = _unpack(data, bounds)
     except FrameError as error:
         raise FrameError(error.message, num_bytes=len(data), rank=rank) from error
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -76,8 +90,8 @@ def unpack_frame(data: bytes, rank: int | None = None) -> Fields:
         raise FrameError(f"not one msgpack map: {text}", num_bytes=len(data), rank=rank) from error
     if type(values) is not dict:
         raise FrameError(f"not a map but {type(values).__name__}", num_bytes=len(data), rank=rank)
-    if not _within_depth(values, MAX_DEPTH):
-        raise FrameError(f"nested deeper than {MAX_DEPTH}", num_bytes=len(data), rank=rank)
+    if not _within_depth(values, bounds.max_depth):
+        raise FrameError(f"nested deeper than {bounds.max_depth}", num_bytes=len(data), rank=rank)
     return Fields(values, len(data), rank)
 
 
@@ -205,6 +219,13 @@ class Fields:
             raise self.error(f"{key} has {len(value)} bytes; it must have {size_bytes}")
         return value
 
+    def binary(self, key: str, max_bytes: int) -> bytes:
+        """At most `max_bytes` bytes."""
+        value: bytes = self._typed(key, bytes)
+        if len(value) > max_bytes:
+            raise self.error(f"{key} has {len(value)} bytes; allowed are {max_bytes}")
+        return value
+
     def u32s(self, key: str, max_count: int, count: int | None = None) -> tuple[int, ...]:
         """Little-endian u32 of a `bin`: at most `max_count`, exactly `count` where that is given."""
         value: bytes = self._typed(key, bytes)
@@ -249,6 +270,15 @@ class Fields:
     def fields(self, key: str) -> Fields:
         """A map inside this one."""
         return Fields(self._typed(key, dict), self._num_bytes, self._rank)
+
+    def entries(self, key: str, max_entries: int) -> dict[str, Any]:
+        """A map of texts to values of any type, which the caller must check."""
+        values: dict[Any, Any] = self._typed(key, dict)
+        if len(values) > max_entries:
+            raise self.error(f"{key} has {len(values)} entries; allowed are {max_entries}")
+        if any(type(name) is not str for name in values):
+            raise self.error(f"{key} has an entry whose name is not a text")
+        return values
 
     def fields_list(self, key: str, max_count: int) -> list[Fields]:
         """An array of maps."""
@@ -309,8 +339,8 @@ def _packed_map(values: Mapping[str, Any], ready: Mapping[str, Packed]) -> bytes
     return b"".join(parts)
 
 
-def _unpack(data: bytes) -> Any:
-    map_hook, list_hook = _counting_hooks()
+def _unpack(data: bytes, bounds: Bounds) -> Any:
+    map_hook, list_hook = _counting_hooks(bounds.max_elements)
     return msgpack.unpackb(
         data,
         raw=False,
@@ -319,22 +349,24 @@ def _unpack(data: bytes) -> Any:
         list_hook=list_hook,
         ext_hook=_refuse_ext,
         max_str_len=MAX_STRING_BYTES,
-        max_bin_len=MAX_BIN_BYTES,
-        max_array_len=MAX_ARRAY_ELEMENTS,
+        max_bin_len=bounds.max_bin_bytes,
+        max_array_len=bounds.max_array_elements,
         max_map_len=MAX_MAP_ENTRIES,
         max_ext_len=0,
     )
 
 
-def _counting_hooks() -> tuple[Callable[[list[tuple[Any, Any]]], dict[Any, Any]], Callable[[list[Any]], list[Any]]]:
-    """Hooks that the unpacker calls for each map and array, and that stop it past MAX_ELEMENTS."""
+def _counting_hooks(
+    max_elements: int,
+) -> tuple[Callable[[list[tuple[Any, Any]]], dict[Any, Any]], Callable[[list[Any]], list[Any]]]:
+    """Hooks that the unpacker calls for each map and array, and that stop it past `max_elements`."""
     total = 0
 
     def count(num_elements: int) -> None:
         nonlocal total
         total += num_elements
-        if total > MAX_ELEMENTS:
-            raise FrameError(f"has more than {MAX_ELEMENTS} elements")
+        if total > max_elements:
+            raise FrameError(f"has more than {max_elements} elements")
 
     def on_map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         count(len(pairs) + 1)
