@@ -14,17 +14,14 @@ strangers looks at their texts before, in a process that can be ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from metrale_ray.errors import RequestError
 from metrale_ray.grammar.grammars import Grammars
 from metrale_ray.inbox import Arrived, Inbox
+from metrale_ray.surroundings import in_daemon_thread
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +35,14 @@ MAX_THREADS = 2
 """Grammars at a time: the cores are the engine's."""
 
 T = TypeVar("T")
+
+
+class Aside(Protocol):
+    """What `work` gives, from a thread that keeps no process from ending."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
 Refuse = Callable[[Arrived, RequestError], None]
 
 
@@ -53,14 +58,15 @@ class Compiling:
         timeout_s: float = COMPILE_TIMEOUT_S,
         line_timeout_s: float = LINE_TIMEOUT_S,
         max_threads: int = MAX_THREADS,
+        aside: Aside = in_daemon_thread,
     ) -> None:
         self._grammars = grammars
         self._inbox = inbox
         self._refuse = refuse
         self._timeout_s = timeout_s
         self._line_timeout_s = line_timeout_s
-        num_threads = max(1, min(max_threads, (os.cpu_count() or 1) - 1))
-        self._free = asyncio.Semaphore(num_threads)
+        self._free = asyncio.Semaphore(max(1, max_threads))
+        self._aside = aside
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -104,41 +110,34 @@ class Compiling:
 
     async def _compile(self, arrived: Arrived) -> None:
         """With a thread of its own, until the thread is free again."""
-        await _in_thread(self._grammars.load)
+        await self._in_thread(self._grammars.load)
         text = _text(arrived)
-        compiled = _in_thread(lambda: self._grammars.compile(text))
+        compiled = self._in_thread(lambda: self._grammars.compile(text))
         done, _ = await asyncio.wait({compiled}, timeout=self._timeout_s)
         if not done:
             self._end(arrived, _too_slow(self._timeout_s))
             await asyncio.wait({compiled})
         self._inbox.ready(arrived, compiled.result())  # unless it has been refused or has ended meanwhile
 
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """What `work` gives, in a thread. Raises RequestError for all it raises."""
+        return asyncio.ensure_future(self._aside(_guarded(work)))
+
     def _end(self, arrived: Arrived, error: RequestError) -> None:
         if self._inbox.withdraw(arrived):
             self._refuse(arrived, error)
 
 
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """What `work` gives, from a thread that keeps no process from ending. Raises RequestError for all it raises."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+def _guarded(work: Callable[[], T]) -> Callable[[], T]:
+    """`work`, which raises RequestError for all it raises."""
 
-    def run() -> None:
+    def run() -> T:
         try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001  whoever waits is told, whatever it is
-            _tell(loop, future, partial(future.set_exception, _refusal(error)))
-        else:
-            _tell(loop, future, partial(future.set_result, result))
+            return work()
+        except BaseException as error:  # whoever waits is told, whatever it is
+            raise _refusal(error) from error
 
-    threading.Thread(target=run, name="compiling", daemon=True).start()
-    return future
-
-
-def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], tell: Callable[[], None]) -> None:
-    """Nobody is told when the loop has ended, or when nobody waits any more."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(lambda: None if future.done() else tell())
+    return run
 
 
 def _text(arrived: Arrived) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from metrale_ray.clients import Client, Clients
+from metrale_ray.clock import Clock
 from metrale_ray.engine import Delivery, Engine
 from metrale_ray.errors import RequestError
 from metrale_ray.inbox import Arrived, Ending, Gone, Inbox, number_in_use
@@ -37,11 +38,18 @@ class Desk:
     a reason, and `Inbox.gone` follows. Neither may wait.
     """
 
-    def __init__(self, inbox: Inbox, send: Callable[[ByFront], None], drop: Callable[[FrontId, str], None]) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        send: Callable[[ByFront], None],
+        drop: Callable[[FrontId, str], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.clients = Clients()
         self._inbox = inbox
         self._send = send
         self._drop = drop
+        self._clock = clock
         self._answers: ByFront = {}
 
     def take(self, engine: Engine) -> bool:
@@ -49,17 +57,17 @@ class Desk:
 
         Whether something was answered, which `flush` sends: before it, the caller lets the figures be known.
         """
-        until_s = time.monotonic() + MAX_TAKE_S
+        until_s = self._clock() + MAX_TAKE_S
         while (ending := self._inbox.take_ending()) is not None:
             self._end(engine, ending)
-            if time.monotonic() >= until_s:
+            if self._clock() >= until_s:
                 break
         for _ in range(MAX_REQUESTS):  # one at least, so that ends without end keep no request out
             arrived = self._inbox.take_request()
             if arrived is None:
                 break
             self._submit(engine, arrived)
-            if time.monotonic() >= until_s:
+            if self._clock() >= until_s:
                 break
         return bool(self._answers)
 

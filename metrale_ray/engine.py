@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from metrale_ray.clock import Clock
 from metrale_ray.counters import CommandCounters, Counters
 from metrale_ray.errors import StartError
 from metrale_ray.grammar.constraint import Constraint
@@ -81,10 +82,12 @@ class Engine:
         seed: int,
         eos_token_ids: frozenset[int],
         deliver: Callable[[list[Delivery]], None],
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.counters = Counters()
         self.timelines = Timelines()
-        self._orders = Orders(replica, model, session, links, step_timeout_s, self.counters)
+        self._orders = Orders(replica, model, session, links, step_timeout_s, self.counters, clock)
         self._replica = replica
         self._model = model
         self._vocab_size = model.vocab_size
@@ -142,7 +145,7 @@ class Engine:
             )
         )
         seed = params.seed if params.seed is not None else _derived_seed(self._seed, request_ids[0])
-        arrived_s = time.monotonic() if arrived_s is None else arrived_s
+        arrived_s = self._clock() if arrived_s is None else arrived_s
         self.timelines.arrived(request_ids, len(prompt_token_ids), arrived_s)
         distinct = DistinctTokens(prompt_token_ids)
         for index, request_id in enumerate(request_ids):
@@ -177,11 +180,11 @@ class Engine:
         if self._recovery.is_under_way:
             self._continue_search()
             return True
-        began_s = time.monotonic()
+        began_s = self._clock()
         plan = self.scheduler.next_step()
         if plan is None:
             return False
-        plan_s = time.monotonic() - began_s
+        plan_s = self._clock() - began_s
         self._free(plan.frees)
         if plan.rows:
             self._run_plan(plan, plan_s)
@@ -251,7 +254,7 @@ class Engine:
     def _run_rows(self, rows: Sequence[PlanRow], plan_s: float = 0.0) -> Verdict:
         command = plan_command(rows, self._version)
         if command.code not in _DECODES:
-            self.timelines.begin([row.request_id for row in rows if row.span.start == 0], time.monotonic())
+            self.timelines.begin([row.request_id for row in rows if row.span.start == 0], self._clock())
         verdict = self._orders.run(command)
         counters = self.counters.of_command(command.code)
         counters.plan_s += plan_s
@@ -262,10 +265,10 @@ class Engine:
 
     def _answer(self, rows: Sequence[PlanRow], counters: CommandCounters) -> None:
         """Sample for the rows that give a token, extend or finish their sequences, and deliver."""
-        began_s = time.monotonic()
+        began_s = self._clock()
         readout = read_out(self._replica.logits, rows, self._live)
         self._replica.logits = None  # they are large, and have been read
-        sampled_s = time.monotonic()
+        sampled_s = self._clock()
         counters.sample_s += sampled_s - began_s
         prompt = readout.prompt
         deliveries = [
@@ -280,7 +283,7 @@ class Engine:
         self.counters.tokens += len(token_ids)
         if deliveries:
             self._deliver(deliveries)
-        counters.deliver_s += time.monotonic() - sampled_s
+        counters.deliver_s += self._clock() - sampled_s
 
     def _delivery(self, emission: Emission, readout: Readout) -> Delivery:
         """One token, with what the step read of its request, which is taken out."""
@@ -313,7 +316,7 @@ class Engine:
         """The request has ended; False when it was not here."""
         if self._live.pop(request_id, None) is None:
             return False
-        self.timelines.ended(request_id, reason, time.monotonic())
+        self.timelines.ended(request_id, reason, self._clock())
         self._deadlines.drop(request_id)
         self._recovery.drop(request_id)
         return True

@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from metrale_ray.clock import Clock
 from metrale_ray.counters import CommandCounters, RankCounters
 from metrale_ray.engine import Engine
 from metrale_ray.errors import MetraleError
@@ -81,10 +82,11 @@ class HeadView:
 class Figures:
     """What is told of an engine of `num_ranks` ranks in its life `epoch`."""
 
-    def __init__(self, num_ranks: int, epoch: int) -> None:
+    def __init__(self, num_ranks: int, epoch: int, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
         self._num_ranks = num_ranks
         self._epoch = epoch
-        self._started_at_s = time.monotonic()
+        self._started_at_s = self._clock()
         self._idle_at_s = self._started_at_s
         self._places: dict[int, Mapping[str, Any]] = {}
 
@@ -104,7 +106,7 @@ class Figures:
             "phase": view.phase,
             "why": cut_text(failure.message, MAX_ERROR_CHARS) if failure is not None else None,
             "epoch": self._epoch,
-            "uptime_s": round(time.monotonic() - self._started_at_s, 3),
+            "uptime_s": round(self._clock() - self._started_at_s, 3),
             **self._work(view),
             **(_no_engine() if engine is None else _of_engine(engine)),
             **_requests(view),
@@ -132,7 +134,7 @@ class Figures:
 
     def _progress_age_s(self, engine: Engine) -> float:
         moved_at_s = max(engine.counters.completed_at_s, self._idle_at_s)
-        return round(max(0.0, time.monotonic() - moved_at_s), 3)
+        return round(max(0.0, self._clock() - moved_at_s), 3)
 
     def _rank(self, rank: int, view: HeadView, num_experts: int) -> Document:
         place, progress = self._places.get(rank, {}), view.loading.get(rank)

@@ -17,12 +17,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from metrale_ray.compiling import Compiling
+from metrale_ray.compiling import MAX_THREADS, Compiling
 from metrale_ray.config import EngineConfig
 from metrale_ray.desk import ByFront, Desk, refusal
 from metrale_ray.engine import Engine
@@ -30,17 +30,17 @@ from metrale_ray.errors import EngineDead, MetraleError, RequestError
 from metrale_ray.figures import Figures, HeadView, document_text
 from metrale_ray.grammar.grammars import Grammars
 from metrale_ray.inbox import Arrived, Inbox
-from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
+from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.device import use_threads
 from metrale_ray.model.ranks import RankSetup, open_rank
 from metrale_ray.orders import check_links
 from metrale_ray.protocol.commands import Progress, Rank
 from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Submit
-from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import HeadLink
-from metrale_ray.protocol.zmq_transport import ZmqTransport
+from metrale_ray.protocol.transport import Listening
 from metrale_ray.scheduler.admission import check_prompt_length
 from metrale_ray.start import shake_hands, start_engine
+from metrale_ray.surroundings import HostSurroundings, Surroundings
 from metrale_ray.vocabulary import within
 from metrale_ray.worker import HeadAddress
 
@@ -61,52 +61,67 @@ class HeadState:
 
 
 class Head:
-    """The head's process around the engine. `host` is this node's own address."""
+    """The head's process around the engine. `host` is this node's own address.
 
-    def __init__(self, config: EngineConfig, host: str) -> None:
+    `surroundings` are what it stands on, this host's if none are given; `epoch` is the number of this life of the
+    group.
+    """
+
+    def __init__(
+        self, config: EngineConfig, host: str, surroundings: Surroundings | None = None, epoch: int = FIRST_EPOCH
+    ) -> None:
         self._config = config
         self._host = host
+        self._surroundings = HostSurroundings(config, host) if surroundings is None else surroundings
+        self._clock = clock = self._surroundings.clock
+        self._epoch = epoch
         self._version = config.protocol_version
-        self._inbox = Inbox(config.max_queue_len)
-        self._desk = Desk(self._inbox, self._send, self._drop)
+        self._inbox = Inbox(config.max_queue_len, condition=self._surroundings.condition)
+        self._desk = Desk(self._inbox, self._send, self._drop, clock)
         self._stopping = threading.Event()
         self._state = HeadState("starting", {})
         self._server_failure: Exception | None = None
-        self._keys = new_keys()
         self._links: list[HeadLink] = []
-        self._transports: dict[int, ZmqTransport] = {}
+        self._transports: dict[int, Listening] = {}
         self._setup: RankSetup | None = None
         self._engine: Engine | None = None
         self._collectives: Collectives | None = None
-        self._figures = Figures(config.ep_size, FIRST_EPOCH)
+        self._figures = Figures(config.ep_size, epoch, clock)
         self._refused: dict[str, int] = {}  # requests that the loop's side did not take, by code
 
     async def listen(self, worker_keys: Mapping[int, str]) -> dict[int, HeadAddress]:
         """Check the checkpoint, and open every door: one address for each worker, which only the process with that
         rank's public key may use. Raises CheckpointError."""
-        config = self._config
+        config, around = self._config, self._surroundings
         self._loop = asyncio.get_running_loop()
-        self._setup = setup = await asyncio.to_thread(open_rank, config, 0, self._host)
+        self._setup = setup = await around.in_thread(partial(open_rank, config, 0, self._host))
         self._grammars = _grammars(setup)
-        self._compiling = Compiling(self._grammars, self._inbox, self._refuse_arrived)
+        num_threads = min(MAX_THREADS, around.num_cores - 1)
+        self._compiling = Compiling(
+            self._grammars, self._inbox, self._refuse_arrived, max_threads=num_threads, aside=around.aside
+        )
         self._transports = transports = {
-            rank: ZmqTransport.listen(self._host, f"rank {rank}", self._keys, worker_keys[rank])
-            for rank in range(1, config.ep_size)
+            rank: around.listen(rank, worker_keys[rank]) for rank in range(1, config.ep_size)
         }
-        self._links = [HeadLink(Rank(rank), t, self._version, FIRST_EPOCH) for rank, t in transports.items()]
-        self._store, store_port = host_store(self._host, config.start_timeout_s)
+        self._links = [HeadLink(Rank(rank), t, self._version, self._epoch) for rank, t in transports.items()]
+        group_port = around.open_group()
         self._fronts = FrontServer(
-            self._host, self._on_message, self._on_gone, self._opened, self._keys, figures=self._figures_text
+            self._host,
+            self._on_message,
+            self._on_gone,
+            self._opened,
+            around.keys,
+            figures=self._figures_text,
+            make_router=around.front_router,
         )
         await self._fronts.start()
-        return {
-            rank: HeadAddress(t.address, self._keys.public, self._host, store_port) for rank, t in transports.items()
-        }
+        key = self.public_key
+        return {rank: HeadAddress(t.address, key, self._host, group_port) for rank, t in transports.items()}
 
     @property
     def public_key(self) -> str:
         """By which workers and fronts know this process."""
-        return self._keys.public
+        return self._surroundings.keys.public
 
     def allow_front(self, public_key: str, *, is_lasting: bool = False) -> None:
         """Let the front with this key connect, for good if it is lasting, else see `FrontServer`.
@@ -127,7 +142,7 @@ class Head:
 
     async def serve(self) -> None:
         """Run the engine until `stop`. Raises what ended it otherwise: StartError before ready, EngineDead after."""
-        engine = asyncio.ensure_future(asyncio.to_thread(self._engine_main))
+        engine = asyncio.ensure_future(self._surroundings.in_thread(self._engine_main))
         server = asyncio.ensure_future(self._fronts.wait_failed())
         try:
             await asyncio.wait({engine, server}, return_when=asyncio.FIRST_COMPLETED)
@@ -152,7 +167,7 @@ class Head:
     async def stats(self) -> dict[str, Any]:
         """Gauges and counters, as they are now."""
         stats = self._engine.stats() if self._engine is not None else {}
-        return {**stats, "epoch": FIRST_EPOCH, "refused_strangers": self._num_strangers}
+        return {**stats, "epoch": self._epoch, "refused_strangers": self._num_strangers}
 
     def note_places(self, places: Sequence[Mapping[str, Any]]) -> None:
         """Where each rank is, for the figures: maps with `rank`, `pid`, `node`, `address`."""
@@ -187,7 +202,7 @@ class Head:
             if self._state.phase != "ready":
                 raise RequestError("the engine is not ready yet; wait until it is", code="not_ready")
             check_prompt_length(len(message.prompt_token_ids), self._required_setup().max_model_len)
-            arrived = self._inbox.submit(front, message, time.monotonic())
+            arrived = self._inbox.submit(front, message, self._clock())
             if message.params.grammar is not None:
                 self._compiling.start(arrived)
         except RequestError as error:
@@ -215,7 +230,7 @@ class Head:
 
     def _opened(self) -> Opened:
         setup = self._required_setup()
-        return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=FIRST_EPOCH)
+        return Opened(max_model_len=setup.max_model_len, vocab_size=setup.decoder.vocab_size, engine_epoch=self._epoch)
 
     @property
     def _num_strangers(self) -> int:
@@ -247,40 +262,25 @@ class Head:
     def _start(self, setup: RankSetup) -> Engine:
         use_threads(self._config.threads_per_rank)
         self._grammars.prepare()  # while the workers come
-        num_blocks = shake_hands(setup, self._links, FIRST_EPOCH)
-        self._collectives = self._make_collectives(setup)
+        met = shake_hands(setup, self._links, self._epoch, self._clock)
+        self._collectives = self._surroundings.join_group(setup, lambda: check_links(self._links))
         self._state = HeadState("loading", {})
         return start_engine(
             setup,
             self._links,
             self._collectives,
-            num_blocks,
-            epoch=FIRST_EPOCH,
+            met,
+            epoch=self._epoch,
             deliver=self._desk.deliver,
             on_load=self._note_progress,
-        )
-
-    def _make_collectives(self, setup: RankSetup) -> Collectives:
-        config = self._config
-        sizes = (config.max_num_batched_tokens, setup.decoder.hidden_size, setup.dtype)
-        if config.ep_size == 1:
-            return OneRank(0, 1, *sizes, str(setup.device))
-        return TorchDistributed(
-            0,
-            config.ep_size,
-            *sizes,
-            str(setup.device),
-            store=self._store,
-            host=self._host,
-            timeout_s=config.step_timeout_s,
-            check_peers=lambda: check_links(self._links),
+            clock=self._clock,
         )
 
     def _note_progress(self, rank: Rank, progress: Progress) -> None:
         self._state = HeadState("loading", {**self._state.progress, rank: progress})
 
     def _run(self, engine: Engine) -> None:
-        next_ping = time.monotonic() + self._config.idle_ping_s
+        next_ping = self._clock() + self._config.idle_ping_s
         worked = False
         while not self._stopping.is_set():
             if self._server_failure is not None:
@@ -288,16 +288,16 @@ class Head:
             if not worked:
                 self._inbox.wait(IDLE_WAIT_S)
             self._take(engine)
-            engine.expire(time.monotonic())
+            engine.expire(self._clock())
             worked = engine.step()
             if worked:
-                next_ping = time.monotonic() + self._config.idle_ping_s
+                next_ping = self._clock() + self._config.idle_ping_s
                 continue
-            self._figures.note_idle(time.monotonic())
+            self._figures.note_idle(self._clock())
             check_links(self._links)
-            if time.monotonic() >= next_ping:
+            if self._clock() >= next_ping:
                 engine.ping()
-                next_ping = time.monotonic() + self._config.idle_ping_s
+                next_ping = self._clock() + self._config.idle_ping_s
 
     def _take(self, engine: Engine) -> None:
         if self._desk.take(engine):

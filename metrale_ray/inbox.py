@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from metrale_ray.clock import NewCondition
 from metrale_ray.errors import RequestError, SessionError
 from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.protocol.front import Abort, Finish, FrontId, Submit
@@ -55,10 +56,15 @@ class Gone:
 class Inbox:
     """For one thread that takes and any that put. `max_requests`: sequences' requests that may wait here."""
 
-    def __init__(self, max_requests: int, max_prompt_tokens: int = MAX_WAITING_PROMPT_TOKENS) -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_prompt_tokens: int = MAX_WAITING_PROMPT_TOKENS,
+        condition: NewCondition = threading.Condition,
+    ) -> None:
         self._max_requests = max_requests
         self._max_prompt_tokens = max_prompt_tokens
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._requests: dict[tuple[FrontId, int], Arrived] = {}  # in the order in which they came, or were ready
         self._preparing: dict[tuple[FrontId, int], Arrived] = {}
         self._num_prompt_tokens = 0

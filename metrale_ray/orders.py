@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from metrale_ray.clock import Clock
 from metrale_ray.counters import CommandCounters, Counters, RankCounters
 from metrale_ray.errors import Desync, LinkLost
 from metrale_ray.model.contract.model import Model
@@ -48,6 +49,7 @@ class Orders:
         links: Sequence[HeadLink],
         step_timeout_s: float,
         counters: Counters,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._replica = replica
         self._ep = model.ep
@@ -55,6 +57,7 @@ class Orders:
         self._links = links
         self._step_timeout_s = step_timeout_s
         self._counters = counters
+        self._clock = clock
         counters.by_rank = self._ranks = [RankCounters() for _ in range(len(links) + 1)]
 
     def run(self, command: Command, on_progress: OnProgress | None = None) -> Verdict:
@@ -86,16 +89,16 @@ class Orders:
         )
 
     def _run_timed(self, command: Command, kind: CommandCounters, on_progress: OnProgress | None) -> Verdict:
-        began_s = time.monotonic()
+        began_s = self._clock()
         frame = self._broadcast(command)
-        sent_s = time.monotonic()
+        sent_s = self._clock()
         replies = [self._replica.run(frame)]
-        ran_s = now_s = time.monotonic()
+        ran_s = now_s = self._clock()
         timing = replies[0].timing
         self._ranks[0].note(0.0, timing)
         for link, counters in zip(self._links, self._ranks[1:], strict=True):
             reply = link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress))
-            now_s = time.monotonic()
+            now_s = self._clock()
             counters.note(now_s - ran_s, reply.timing)
             replies.append(reply)
         kind.send_s += sent_s - began_s

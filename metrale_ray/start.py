@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from metrale_ray.clock import Clock
 from metrale_ray.engine import Delivery, Engine
 from metrale_ray.errors import HandshakeError
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, differences, introduce
-from metrale_ray.protocol.commands import CommandFrame, Progress, Rank, Welcome
+from metrale_ray.protocol.commands import CommandFrame, Hello, Progress, Rank, Welcome
 from metrale_ray.protocol.link import HeadLink, HeadPort
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.versions import ProtocolVersion
@@ -27,34 +29,42 @@ log = logging.getLogger(__name__)
 OnLoad = Callable[[Rank, Progress], None]
 
 
-def shake_hands(setup: RankSetup, links: Sequence[HeadLink], epoch: int) -> int:
-    """Hear every worker, compare it with rank 0, and answer all alike. Gives the KV blocks that every rank can hold.
+class Met(NamedTuple):
+    """The ranks of an epoch, by what each said of itself, and the KV blocks that every one of them can hold."""
+
+    hellos: tuple[Hello, ...]
+    num_blocks: int
+
+
+def shake_hands(setup: RankSetup, links: Sequence[HeadLink], epoch: int, clock: Clock = time.monotonic) -> Met:
+    """Hear every worker, compare it with rank 0, and answer all alike.
 
     Raises HandshakeError with one line for each difference, LinkLost when a worker does not come.
     """
     config = setup.config
     mine = introduce(setup)
-    deadline = time.monotonic() + config.start_timeout_s
-    hellos = [link.expect_hello(max(0.0, deadline - time.monotonic())) for link in links]
-    for hello in [mine, *hellos]:
+    deadline = clock() + config.start_timeout_s
+    hellos = (mine, *(link.expect_hello(max(0.0, deadline - clock())) for link in links))
+    for hello in hellos:
         log.info("rank %d: %s, %d KV blocks", hello.rank, hello.told, hello.num_blocks)
     refusal = "\n".join(line for hello in hellos for line in differences(mine, hello))
     for link in links:
         link.welcome(Welcome(config.protocol_version.value, epoch, refusal))
     if refusal:
         raise HandshakeError(f"the ranks differ:\n{refusal}")
-    return min(hello.num_blocks for hello in [mine, *hellos])
+    return Met(hellos, min(hello.num_blocks for hello in hellos))
 
 
 def start_engine(
     setup: RankSetup,
     links: Sequence[HeadLink],
     collectives: Collectives,
-    num_blocks: int,
+    met: Met,
     *,
     epoch: int,
     deliver: Callable[[list[Delivery]], None],
     on_load: OnLoad,
+    clock: Clock = time.monotonic,
 ) -> Engine:
     """Build rank 0, load every rank, and give the engine, ready. Raises StartError or LinkLost."""
     config, version = setup.config, setup.config.protocol_version
@@ -70,8 +80,9 @@ def start_engine(
         seed=config.seed,
         eos_token_ids=setup.checkpoint.eos_token_ids,
         deliver=deliver,
+        clock=clock,
     )
-    engine.start(Scheduler(_scheduler_limits(setup, num_blocks)), num_blocks, on_load)
+    engine.start(Scheduler(_scheduler_limits(setup, met.num_blocks)), met.num_blocks, on_load)
     return engine
 
 

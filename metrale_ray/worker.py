@@ -8,9 +8,11 @@ that goes wrong makes `run` raise, and the process leaves.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from metrale_ray.clock import Clock
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import EpCommandFailed, LinkLost
 from metrale_ray.model.collectives import Collectives, TorchDistributed, join_store
@@ -43,10 +45,11 @@ class HeadAddress:
 class Worker:
     """One rank, 1..n-1. `host` is this node's own address."""
 
-    def __init__(self, config: EngineConfig, rank: int, host: str) -> None:
+    def __init__(self, config: EngineConfig, rank: int, host: str, clock: Clock = time.monotonic) -> None:
         self.rank = rank
         self._config = config
         self._host = host
+        self._clock = clock
         self._keys = new_keys()
 
     @property

@@ -116,10 +116,10 @@ def run_engine(
         setup = open_rank(config, 0)
         collectives: Collectives | None = None
         try:
-            num_blocks = shake_hands(setup, links, EPOCH)
+            met = shake_hands(setup, links, EPOCH)
             collectives = join(setup)
             engine = start_engine(
-                setup, links, collectives, num_blocks, epoch=EPOCH, deliver=_into(answers), on_load=lambda r, p: None
+                setup, links, collectives, met, epoch=EPOCH, deliver=_into(answers), on_load=lambda r, p: None
             )
             script(Driver(engine, answers))
             stats.update(engine.stats())

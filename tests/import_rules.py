@@ -63,6 +63,7 @@ LEVELS = {
     "readout": 4,
     "head": 4,
     "start": 4,
+    "surroundings": 4,
     "serve": 4,
     "figures": 4,
     "histogram": 4,

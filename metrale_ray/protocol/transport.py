@@ -38,6 +38,20 @@ class Transport(Protocol):
         ...
 
 
+class Listening(Transport, Protocol):
+    """An end that waits for its one peer to come."""
+
+    @property
+    def address(self) -> str:
+        """Where the peer connects to."""
+        ...
+
+    @property
+    def num_refused(self) -> int:
+        """Strangers who were turned away. From any thread."""
+        ...
+
+
 def check_frame_size(data: bytes) -> None:
     """Raise FrameError for a frame that no peer would take."""
     if len(data) > MAX_FRAME_BYTES:

@@ -218,7 +218,7 @@ class Front:
     """A client with two requests open, which has read nothing yet."""
 
     def __init__(self) -> None:
-        self.client = FrontClient("tcp://127.0.0.1:1", KEYS, KEYS.public)
+        self.client = FrontClient("tcp://127.0.0.1:1", KEYS, KEYS.public, connect=Silent)
         self.handles: list[RequestHandle] = [self.client.submit([1], TokenParams(n=n)) for n in (1, 3)]
 
     def is_fresh(self) -> bool:
@@ -226,7 +226,6 @@ class Front:
 
 
 def test_a_heads_frame_is_taken_whole_or_ends_the_session(monkeypatch: pytest.MonkeyPatch, scale: int) -> None:
-    monkeypatch.setattr(client_module, "FrontConnection", Silent)
     monkeypatch.setattr(client_module, "_encode_submit", lambda submit, params: b"")  # nobody reads it
     seed, num_frames = 5003, NUM_FRAMES * scale
     valid = [encode(m) for m in (*FROM_HEAD, *(m for m in FROM_HEAD if isinstance(m, Outputs)))]

@@ -22,20 +22,28 @@ What it leaves out: what a request's tokens mean, and how the keys get to both s
 """
 
 from metrale_ray.protocol.front.client import FrontClient
+from metrale_ray.protocol.front.connection import Connect, Connection
 from metrale_ray.protocol.front.handle import RequestHandle
 from metrale_ray.protocol.front.messages import Abort, Finish, Opened, Output, Submit
+from metrale_ray.protocol.front.router import FrontRouter, IsAllowed, Part, Router
 from metrale_ray.protocol.front.server import FrontId, FrontServer
 from metrale_ray.scheduler.request import FinishReason
 
 __all__ = [
     "Abort",
+    "Connect",
+    "Connection",
     "Finish",
     "FinishReason",
     "FrontClient",
     "FrontId",
+    "FrontRouter",
     "FrontServer",
+    "IsAllowed",
     "Opened",
     "Output",
+    "Part",
     "RequestHandle",
+    "Router",
     "Submit",
 ]

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from metrale_ray.clock import Clock, NewCondition
 from metrale_ray.errors import EngineDead, FrameError, RequestError, SessionError
-from metrale_ray.protocol.front.connection import FrontConnection
+from metrale_ray.protocol.front.connection import Connect, FrontConnection
 from metrale_ray.protocol.front.frames import encode, encode_submit
 from metrale_ray.protocol.front.handle import RequestHandle
 from metrale_ray.protocol.front.messages import (
@@ -57,16 +58,27 @@ class FrontClient:
     """
 
     def __init__(
-        self, address: str, keys: KeyPair, head_key: str, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
+        self,
+        address: str,
+        keys: KeyPair,
+        head_key: str,
+        *,
+        beat_s: float = BEAT_S,
+        silence_s: float = SILENCE_S,
+        connect: Connect = FrontConnection,
+        condition: NewCondition = threading.Condition,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self._changed = threading.Condition()
+        self._condition = condition
+        self._clock = clock
+        self._changed = condition()
         self._handles: dict[int, RequestHandle] = {}
         self._next_ids = itertools.count(1)
         self._num_frames = 0
         self._questions = Questions()
         self._opened: Opened | None = None
         self._death: EngineDead | None = None
-        self._connection = FrontConnection(
+        self._connection = connect(
             address, keys, head_key, self._take, self._lose_head, beat_s=beat_s, silence_s=silence_s
         )
         self._connection.start()
@@ -87,7 +99,7 @@ class FrontClient:
     @property
     def heard_age_s(self) -> float:
         """Seconds since anything was heard of the head, or since this was made. The head beats every BEAT_S."""
-        return max(0.0, time.monotonic() - self._connection.heard_at_s)
+        return max(0.0, self._clock() - self._connection.heard_at_s)
 
     def wait_opened(self, timeout_s: float) -> Opened:
         """What the head says of the engine. Raises EngineDead when the session ends first, TimeoutError."""
@@ -124,7 +136,7 @@ class FrontClient:
                 raise RequestError(message, code="too_many_requests")
             request_id = next(self._next_ids)
         given = params.params if isinstance(params, PackedParams) else params
-        handle = RequestHandle(request_id, self._send, given.n)
+        handle = RequestHandle(request_id, self._send, given.n, self._condition())
         packed = params if isinstance(params, PackedParams) else None
         data = _encode_submit(Submit(request_id, tuple(prompt_token_ids), given, priority, timeout_s), packed)
         with self._changed:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -46,6 +46,51 @@ _LOST_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+class Connection(Protocol):
+    """A front's end of its session, whatever carries it."""
+
+    @property
+    def heard_at_s(self) -> float:
+        """When something of the head was last read (monotonic clock); until then, when this was made."""
+        ...
+
+    def start(self) -> None:
+        """Begin. Called once."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Queue one frame, from any thread. Frames queued after the end are let go."""
+        ...
+
+    def note_read(self, num_frames: int) -> None:
+        """Tell the head how many frames were read, before all that is queued. From within `on_message` only."""
+        ...
+
+    def stop(self) -> None:
+        """Say Bye and end, soon. From any thread; calling it twice is allowed."""
+        ...
+
+    def join(self) -> None:
+        """Wait for the end, except from within `on_message` and `on_lost`."""
+        ...
+
+
+class Connect(Protocol):
+    """Makes a connection to the head at `address`; see FrontConnection."""
+
+    def __call__(
+        self,
+        address: str,
+        keys: KeyPair,
+        head_key: str,
+        on_message: Callable[[FromHead], None],
+        on_lost: Callable[[str], None],
+        *,
+        beat_s: float,
+        silence_s: float,
+    ) -> Connection: ...
 
 
 class FrontConnection:

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from metrale_ray.clock import Condition
 from metrale_ray.errors import EngineDead, SessionError
 from metrale_ray.protocol.front.messages import Abort, Finish, Output
 
@@ -23,10 +24,16 @@ Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 class RequestHandle:
     """What `FrontClient.submit` returns. `ends_with`, `put` and `die` are the client's to call."""
 
-    def __init__(self, request_id: int, send: Callable[[Abort | Finish], None], num_sequences: int = 1) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        send: Callable[[Abort | Finish], None],
+        num_sequences: int = 1,
+        condition: Condition | None = None,
+    ) -> None:
         self.request_id = request_id
         self._send = send
-        self._changed = threading.Condition()
+        self._changed: Condition = threading.Condition() if condition is None else condition
         self._outputs: deque[Output] = deque()
         self._waiters: list[Waiter] = []
         self._live = set(range(num_sequences))  # the sequences whose last output has not arrived

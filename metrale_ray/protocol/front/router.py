@@ -11,8 +11,8 @@ What it leaves out: sessions, and what the frames mean.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
@@ -35,13 +35,55 @@ _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PR
 _CANNOT_TAKE = (zmq.EAGAIN, zmq.EHOSTUNREACH)
 
 
+IsAllowed = Callable[[bytes], bool]
+"""Whether the front with this public key (32 bytes) may come in."""
+
+
+class Part(Protocol):
+    """One part of a message. `get("User-Id")`: the public key that its connection has shown, in hexadecimal."""
+
+    @property
+    def bytes(self) -> bytes: ...
+
+    def get(self, name: str, /) -> Any: ...
+
+
+class Router(Protocol):
+    """The head's end of all fronts' connections. All methods belong to one event loop."""
+
+    @property
+    def num_refused(self) -> int:
+        """Connections that showed no allowed key. From any thread."""
+        ...
+
+    async def listen(self, send_frames: int, beat_s: float, silence_s: float) -> str:
+        """The address where fronts connect. `send_frames` may wait to leave for each front. Raises StartError."""
+        ...
+
+    async def receive(self) -> Sequence[Part]:
+        """The parts of the next message: the connection's name, then what was said."""
+        ...
+
+    async def count_refusals(self) -> None:
+        """Count the connections that failed, until cancelled."""
+        ...
+
+    def send(self, identity: bytes, data: bytes) -> bool:
+        """Whether the frame was taken. False: the front has gone or takes nothing. Never waits."""
+        ...
+
+    async def close(self) -> None:
+        """Leave, once a last word had its time to go."""
+        ...
+
+
 class FrontRouter:
     """Listens on `host`, the numeric address of one interface, on a port that the system chooses.
 
     All methods belong to one event loop. Raises ConfigError for a host that means all interfaces.
     """
 
-    def __init__(self, host: str, keys: KeyPair, is_allowed: Callable[[bytes], bool]) -> None:
+    def __init__(self, host: str, keys: KeyPair, is_allowed: IsAllowed) -> None:
         if host in _EVERYWHERE:
             raise ConfigError(f"host is {host!r}, which is every interface; give the address of one, as 127.0.0.1")
         self._host = host
@@ -73,7 +115,7 @@ class FrontRouter:
             raise StartError(f"cannot listen for fronts on {self._host}: {error.strerror}") from error
         return str(self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode("ascii"))
 
-    async def receive(self) -> list[zmq.Frame]:
+    async def receive(self) -> Sequence[Part]:
         """The parts of the next message: the connection's name, then what was said."""
         parts: list[zmq.Frame] = await self._socket.recv_multipart(copy=False)
         return parts

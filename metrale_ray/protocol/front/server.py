@@ -23,8 +23,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType
 
-import zmq
-
 from metrale_ray.errors import FrameError, ProtocolError, SessionError
 from metrale_ray.protocol.front.allowed_keys import MAX_FRONTS, AllowedKeys
 from metrale_ray.protocol.front.frames import FrontDecoder, encode
@@ -48,7 +46,7 @@ from metrale_ray.protocol.front.messages import (
     Told,
 )
 from metrale_ray.protocol.front.outbox import CREDIT_FRAMES, MAX_HELD_BYTES, Outbox
-from metrale_ray.protocol.front.router import FrontRouter
+from metrale_ray.protocol.front.router import FrontRouter, IsAllowed, Part, Router
 from metrale_ray.protocol.keys import KeyPair, raw_key
 
 log = logging.getLogger(__name__)
@@ -95,17 +93,20 @@ class FrontServer:
         keys: KeyPair,
         *,
         figures: Callable[[], str] = _no_figures,
+        make_router: Callable[[IsAllowed], Router] | None = None,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
         credit: int = CREDIT_FRAMES,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         """`host` is the numeric address of one interface, `keys` are the head's. `figures` gives the text of `Told`.
+        `make_router` makes the way to the fronts; None: a socket on `host`.
 
         Raises ConfigError for a host that means all interfaces.
         """
         self._allowed = AllowedKeys()
-        self._router = FrontRouter(host, keys, self._allowed.is_allowed)
+        is_allowed = self._allowed.is_allowed
+        self._router = FrontRouter(host, keys, is_allowed) if make_router is None else make_router(is_allowed)
         self._decoder = FrontDecoder()
         self._on_message = on_message
         self._on_gone = on_gone
@@ -261,7 +262,7 @@ class FrontServer:
         elif not self._router.send(session.identity, encode(Beat())):
             self._drop(session, _UNREACHABLE)
 
-    def _take(self, parts: list[zmq.Frame]) -> None:
+    def _take(self, parts: Sequence[Part]) -> None:
         identity, *frames = (part.bytes for part in parts)
         try:
             if len(frames) != 1:
@@ -270,7 +271,7 @@ class FrontServer:
         except ProtocolError as error:
             self._refuse(identity, error)
 
-    def _handle(self, identity: bytes, frame: zmq.Frame, message: FromFront) -> None:
+    def _handle(self, identity: bytes, frame: Part, message: FromFront) -> None:
         session = self._sessions.get(identity)
         if isinstance(message, Open):
             self._open(identity, _key_of(frame), session, message)
@@ -369,6 +370,6 @@ class FrontServer:
         self._allowed.ended(session.key)
 
 
-def _key_of(frame: zmq.Frame) -> bytes:
+def _key_of(frame: Part) -> bytes:
     """The key that the connection of `frame` has shown at the door."""
     return bytes.fromhex(str(frame.get("User-Id")))
