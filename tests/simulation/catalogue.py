@@ -33,7 +33,7 @@ STOPS = tuple(range(2, VOCAB_SIZE, 5))
 
 
 CHANCE = 1010
-"""With these prompts the answers are of many lengths and their tokens differ, so that no mistake hides in repetition."""
+"""With these prompts answers are of many lengths and their tokens differ: no mistake hides in repetition."""
 
 
 @dataclass(frozen=True, slots=True)

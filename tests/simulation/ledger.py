@@ -150,7 +150,8 @@ class Ledger:
     def _compare_ranks(self, record: Answered) -> Iterator[str]:
         ranks = self.slots_of()
         if sorted(ranks) != sorted(answer.rank for answer in record.answers):
-            yield f"command {record.seq} was answered by {[a.rank for a in record.answers]} of the ranks {sorted(ranks)}"
+            who = [answer.rank for answer in record.answers]
+            yield f"command {record.seq} was answered by ranks {who} of {sorted(ranks)}"
         for rank, slots in ranks.items():
             for line in self.mirror.compare_rank(rank, slots):
                 yield f"after command {record.seq}: {line}"

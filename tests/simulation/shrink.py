@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`shrink`: the smallest workload and schedule that still fail, found by leaving things out.
 
-Rules: each attempt is a whole run, so attempts are bounded. Faults go first, then lives, then requests by halves and one
-by one, then what is special about a request. Whatever still fails is kept, whether it fails in the same way or another.
+Rules: each attempt is a whole run, so attempts are bounded. Faults go first, then lives, then requests by halves and
+one by one, then what is special about a request. Whatever still fails is kept, in the same way or another.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def _smaller_lives(life: Life) -> Iterator[Life]:
     for index, ask in enumerate(asks):
         plain = replace(ask, priority=0, timeout_s=None, then="read", after_tokens=0, index=0)
         if plain != ask:
-            yield replace(life, asks=asks[:index] + (plain,) + asks[index + 1 :])
+            yield replace(life, asks=(*asks[:index], plain, *asks[index + 1 :]))
 
 
 def _with_life(case: Case, number: int, life: Life) -> Case:
     lives = case.workload.lives
-    return replace(case, workload=replace(case.workload, lives=lives[:number] + (life,) + lives[number + 1 :]))
+    return replace(case, workload=replace(case.workload, lives=(*lives[:number], life, *lives[number + 1 :])))
