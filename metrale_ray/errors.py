@@ -16,6 +16,7 @@
     │   └── CommandRefused     Rejected: a rank refused a command before running it
     ├── EpCommandFailed        received, ran, failed; the worker stays up
     ├── PeerFailed             this rank is fine, another one raised the failure flag
+    ├── MemoryDamaged          a tensor of this rank no longer holds what was loaded
     ├── SlotPoisoned           ran, and the state of some slots is unknown
     ├── LinkLost               a rank cannot be reached any more
     ├── Desync                 the ranks are no longer in step
@@ -186,6 +187,17 @@ class PeerFailed(MetraleError):
     code = "peer_failed"
 
 
+class MemoryDamaged(MetraleError):
+    """A tensor of this rank no longer holds what was loaded. The message begins with the tensor's name."""
+
+    code = "memory_damaged"
+
+    @staticmethod
+    def tensor_of(message: str) -> str:
+        """The tensor that such a message is about."""
+        return message.partition(" ")[0]
+
+
 class SlotPoisoned(MetraleError):
     """A command ran and the state of `slots` is unknown on this rank, so it drops them."""
 
@@ -207,14 +219,21 @@ class LinkLost(MetraleError):
 
 
 class Desync(MetraleError):
-    """The ranks are no longer in step. `rank` and `seq` name the first difference."""
+    """The ranks are no longer in step. `rank` and `seq` name the first difference.
+
+    `field` is what differs: "digest", one of the protocol's WITNESSES, or the name of a tensor that is damaged; None
+    where the ranks differ in what they did.
+    """
 
     code = "desync"
 
-    def __init__(self, message: str, *, rank: int | None = None, seq: int | None = None) -> None:
-        super().__init__(message, rank=rank, seq=seq)
+    def __init__(
+        self, message: str, *, rank: int | None = None, seq: int | None = None, field: str | None = None
+    ) -> None:
+        super().__init__(message, rank=rank, seq=seq, field=field)
         self.rank = rank
         self.seq = seq
+        self.field = field
 
 
 class EngineDead(MetraleError):

@@ -26,7 +26,7 @@ FIELDS: dict[str, dict[str, object]] = {
     "EpCommandFailed": {"rank": 2, "slots": (0, 5), "cmd": "decode_batch"},
     "SlotPoisoned": {"slots": (4,)},
     "LinkLost": {"rank": 1},
-    "Desync": {"rank": 1, "seq": 99},
+    "Desync": {"rank": 1, "seq": 99, "field": "tokens"},
     "EngineDead": {"rank": 0},
 }
 
@@ -83,6 +83,7 @@ def test_codes_are_stable() -> None:
         "CommandRefused": "command_refused",
         "EpCommandFailed": "command_failed",
         "PeerFailed": "peer_failed",
+        "MemoryDamaged": "memory_damaged",
         "SlotPoisoned": "slot_poisoned",
         "LinkLost": "link_lost",
         "Desync": "desync",

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from metrale_ray.baton import Baton
+from metrale_ray.clock import Clock
 from metrale_ray.config import Phase
 from metrale_ray.errors import LinkLost, PeerFailed
 
@@ -46,6 +47,7 @@ class Collectives(ABC):
         self.rank = rank
         self.world = world
         self.hidden_size = hidden_size
+        self.clock: Clock = time.monotonic  # times the waits
         self.waited_s = 0.0  # in the reductions of this step
         self.num_sums = self.num_bytes = 0  # since the start, failures included
         self.sums_s = 0.0
@@ -97,9 +99,9 @@ class Collectives(ABC):
         self._timed_sum(flat)
 
     def _timed_sum(self, flat: torch.Tensor) -> None:
-        started = time.monotonic()
+        started = self.clock()
         self._sum(flat)
-        took_s = time.monotonic() - started
+        took_s = self.clock() - started
         self.waited_s += took_s
         self.sums_s += took_s
         self.num_sums += 1
@@ -166,8 +168,9 @@ class InProcess(Collectives):
         hidden_size: int,
         dtype: torch.dtype,
         timeout_s: float | None = None,
+        device: str = "cpu",
     ) -> None:
-        super().__init__(rank, group.world, max_tokens, hidden_size, dtype, "cpu")
+        super().__init__(rank, group.world, max_tokens, hidden_size, dtype, device)
         self._group = group
         self._timeout_s = timeout_s
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from metrale_ray.clock import Clock
 from metrale_ray.errors import CommandRefused, Desync, LinkLost, MetraleError, SlotPoisoned
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.contract.model import Model
@@ -34,6 +35,7 @@ from metrale_ray.protocol.commands import (
     Rank,
     Reply,
     ReplyError,
+    Scrub,
     Shutdown,
     Slot,
     Status,
@@ -61,7 +63,7 @@ def execute(
             return model.prefill_chunk(row, seqs[0])
         case MixedStep(rows):
             return model.mixed_forward_batch(rows, seqs)
-        case FreeSlot() | Ping() | Shutdown():
+        case FreeSlot() | Ping() | Shutdown() | Scrub():
             pass  # no forward: the effect is in the slots, or in the answer
     return None
 
@@ -80,6 +82,7 @@ class Replica:
         collectives: Collectives,
         faults: Faults,
         on_progress: OnProgress,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.rank = rank
         self.logits: torch.Tensor | None = None
@@ -88,6 +91,7 @@ class Replica:
         self._collectives = collectives
         self._faults = faults
         self._on_progress = on_progress
+        self._clock = clock
 
     @property
     def slots(self) -> Slots:
@@ -96,7 +100,7 @@ class Replica:
 
     def run(self, frame: CommandFrame) -> Reply:
         """Carry out one command and say how it ended. Raises LinkLost or Desync when this rank cannot go on."""
-        started = time.monotonic()
+        started = self._clock()
         self.logits = None
         self._slots.settle(frame.envelope.settled)
         self._faults.begin(frame)
@@ -106,7 +110,7 @@ class Replica:
             self._faults.check("validation")
             self._slots.check(frame.command)
             seqs = self._slots.stage(frame)
-            self.logits = execute(self._model, frame.command, seqs, self._progress_of(frame))
+            self.logits = execute(self._model, self._slots.staged_command, seqs, self._progress_of(frame))
             if isinstance(frame.command, Load):
                 self._slots.reserve(frame.command.num_blocks)
             self._faults.check("reply")
@@ -144,8 +148,9 @@ class Replica:
 
     def _reply(self, frame: CommandFrame, status: Status, error: ReplyError | None, started: float) -> Reply:
         envelope = frame.envelope
+        witness = self._slots.witness()
         waited_us = int(self._collectives.waited_s * 1e6)
-        total_us = int((time.monotonic() - started) * 1e6)
+        total_us = int((self._clock() - started) * 1e6)
         return Reply(
             version=envelope.version,
             epoch=envelope.epoch,
@@ -156,6 +161,7 @@ class Replica:
             digest=self._slots.digest,
             error=error,
             timing=Timing(int(started * 1e6), max(0, total_us - waited_us), waited_us),
+            witness=witness,
         )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 
 import torch
 
+from metrale_ray.clock import Clock
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, StartError
 from metrale_ray.model.attention.choose import choose_attention
@@ -97,6 +99,7 @@ def introduce(setup: RankSetup) -> Hello:
         "max_batch_size": str(config.max_batch_size),
         "max_model_len": str(setup.max_model_len),
         "max_num_batched_tokens": str(config.max_num_batched_tokens),
+        "agreement_interval": str(config.agreement_interval),
     }
     must_equal |= {f"file {name}": digest for name, digest in setup.checkpoint.digests.items()}
     told = {
@@ -140,14 +143,16 @@ def build_replica(
     collectives: Collectives,
     port: CommandPort | None,
     on_progress: OnProgress,
+    clock: Clock = time.monotonic,
 ) -> tuple[Replica, TransformerModel]:
-    """The rank's model and its replica, not loaded yet."""
+    """The rank's model and its replica, not loaded yet. `clock` times its replies."""
     model = TransformerModel(setup.checkpoint, setup.config, setup.rank, collectives, port, setup.device, setup.dtype)
     slots = Slots(setup.limits, model.alloc_sequence, model.free_sequence)
     faults = Faults(setup.config.faults, setup.rank, slots.corrupt_digest)
     if setup.config.faults:
         collectives.at_phase = faults.check
-    return Replica(setup.rank, model, slots, collectives, faults, on_progress), model
+    collectives.clock = clock
+    return Replica(setup.rank, model, slots, collectives, faults, on_progress, clock), model
 
 
 def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:

@@ -8,6 +8,10 @@ they touched, so two ranks with the same digest carried out the same stream; a f
 Digest: blake2b of 8 bytes over the previous digest, the settled command's bytes, and for each slot that it touched
 the slot, the settled length and the block table as little-endian u32.
 
+Witness: blake2b of 8 bytes over what the last command is on this rank: the bytes of its frame; and, once its rows are
+staged, their token ids, their block tables, and slot, start and end of each. It shows a difference at the very command,
+before a token leaves; the digest shows it one command later.
+
 It leaves out every decision: the head made them, and they are in the command. No torch here.
 """
 
@@ -17,7 +21,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrale_ray.errors import CommandRefused, Desync
@@ -29,6 +33,7 @@ from metrale_ray.protocol.commands import (
     DecodeBatch,
     FreeSlot,
     Load,
+    Scrub,
     Settled,
     Slot,
     Span,
@@ -57,6 +62,7 @@ class SlotLimits:
 @dataclass(slots=True)
 class _Staged:
     frame: CommandFrame
+    command: Command  # the frame's, as it is held and carried out here
     succeeded: bool = False
     rows: list[tuple[SequenceState, Span, int]] = field(default_factory=list)  # with the block count before it
 
@@ -84,6 +90,11 @@ class Slots:
         return len(self._live)
 
     @property
+    def live(self) -> Mapping[Slot, SequenceState]:
+        """The slots that hold a sequence, staged ones included; the caller changes none."""
+        return self._live
+
+    @property
     def num_owned_blocks(self) -> int:
         """Blocks in some block table, staged ones included."""
         return sum(self._owned)
@@ -92,6 +103,17 @@ class Slots:
     def staged_seq(self) -> int | None:
         """The number of the command whose effect is staged, or None."""
         return self._staged.frame.envelope.seq if self._staged else None
+
+    @property
+    def staged_command(self) -> Command:
+        """The command to carry out, once it is staged."""
+        if self._staged is None:
+            raise AssertionError("no command is staged")
+        return self._staged.command
+
+    def sequence(self, slot: Slot) -> SequenceState:
+        """The live sequence of a slot that a checked command names."""
+        return self._live[slot]
 
     def reserve(self, num_blocks: int) -> None:
         """Allow blocks 0..num_blocks-1 in commands from now on."""
@@ -118,6 +140,8 @@ class Slots:
                 self._check_slot(slot)
                 if slot not in self._live:
                     raise CommandRefused(f"slot {slot} is free already", slots=[slot])
+            case Scrub():
+                self._check_scrub(command)
             case Load() if self._owned:
                 raise CommandRefused("the weights are loaded already")
             case Load(num_blocks):
@@ -131,7 +155,7 @@ class Slots:
 
     def stage(self, frame: CommandFrame) -> list[SequenceState]:
         """Stage a checked command, giving the states of its rows in order, block tables extended."""
-        self._staged = staged = _Staged(frame)
+        self._staged = staged = _Staged(frame, frame.command)
         for span in command_rows(frame.command):
             seq = self._live.get(span.slot)
             if seq is None:
@@ -144,12 +168,26 @@ class Slots:
 
     def refuse(self, frame: CommandFrame) -> None:
         """Remember a command that had no effect here, so that its `settled` is understood."""
-        self._staged = _Staged(frame)
+        self._staged = _Staged(frame, frame.command)
 
     def succeeded(self) -> None:
         """The command staged last ran to its end on this rank."""
         if self._staged is not None:
             self._staged.succeeded = True
+
+    def witness(self) -> dict[str, bytes]:
+        """What the last command is on this rank: see the top of this file."""
+        staged = self._staged
+        if staged is None:
+            return {}
+        witness = {"command": _hash(staged.frame.data)}
+        if staged.rows:
+            tables = [seq.block_table for seq, _, _ in staged.rows]
+            lengths = [n for seq, span, _ in staged.rows for n in (span.slot, seq.length, span.end)]
+            witness["tokens"] = _hash(_u32_bytes([token for _, span, _ in staged.rows for token in span.token_ids]))
+            witness["blocks"] = _hash(b"".join([_u32_bytes([len(t) for t in tables]), *map(_u32_bytes, tables)]))
+            witness["lengths"] = _hash(_u32_bytes(lengths))
+        return witness
 
     def corrupt_digest(self) -> None:
         """Make this rank differ from the others; only a fault injected on purpose calls this."""
@@ -187,6 +225,16 @@ class Slots:
             if seq:
                 digest.update(_u32_bytes(seq.block_table))
         self.digest = digest.digest()
+
+    def _check_scrub(self, scrub: Scrub) -> None:
+        if not self._owned:
+            raise CommandRefused("nothing is loaded yet")
+        if not 0 <= scrub.part < scrub.num_parts:
+            raise CommandRefused(f"there is no part {scrub.part} of {scrub.num_parts}")
+        if scrub.slot is not None:
+            self._check_slot(scrub.slot)
+            if scrub.slot not in self._live:
+                raise CommandRefused(f"slot {scrub.slot} is free", slots=[scrub.slot])
 
     def _check_rows(self, command: Command, rows: Sequence[Span]) -> None:
         if rows and not self._owned:
@@ -249,7 +297,13 @@ class Slots:
             )
 
 
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
 def _u32_bytes(values: Sequence[int]) -> bytes:
+    if isinstance(values, array) and sys.byteorder == "little":
+        return values.tobytes()
     packed = array("I", values)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -10,11 +10,13 @@ What is left out: whether a message may come now (`session`), and the fields of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from metrale_ray.errors import CommandRefused, FrameError
 from metrale_ray.protocol.command_body import read_body, write_body
 from metrale_ray.protocol.commands import (
+    WITNESSES,
     Cmd,
     Command,
     CommandFrame,
@@ -99,13 +101,13 @@ def encode_reply(reply: Reply) -> bytes:
     values["cmd"] = check_u32("cmd", reply.cmd)
     values["rank"] = check_u32("rank", reply.rank)
     values["status"] = check_u32("status", Status(reply.status))
-    if type(reply.digest) is not bytes or len(reply.digest) != DIGEST_BYTES:
-        raise FrameError(f"digest must be {DIGEST_BYTES} bytes")
-    values["digest"] = reply.digest
+    values["digest"] = _checked_digest("digest", reply.digest)
     values["error"] = _error_values(reply.error)
     timing, progress = reply.timing, reply.progress
     values["timing"] = [check_u64("timing", us) for us in (timing.received_us, timing.computed_us, timing.waited_us)]
     values["progress"] = progress and [check_u64("progress", n) for n in (progress.done_bytes, progress.total_bytes)]
+    if reply.witness:
+        values["witness"] = _witness_values(reply.witness)
     if wrong := _misfit(reply.status, reply.error, reply.progress):
         raise FrameError(wrong)
     return pack_frame(values)
@@ -125,6 +127,7 @@ def decode_reply(data: bytes, rank: int | None = None) -> Reply:
         error=_read_error(fields),
         timing=_read_timing(fields),
         progress=_read_progress(fields),
+        witness=_read_witness(fields),
     )
     if wrong := _misfit(reply.status, reply.error, reply.progress):
         raise fields.error(wrong)
@@ -259,6 +262,27 @@ def _read_progress(fields: Fields) -> Progress | None:
     names = ("done_bytes", "total_bytes")
     progress = fields.items("progress", names)
     return Progress(*map(progress.u64, names))
+
+
+def _checked_digest(name: str, value: bytes) -> bytes:
+    if type(value) is not bytes or len(value) != DIGEST_BYTES:
+        raise FrameError(f"{name} must be {DIGEST_BYTES} bytes")
+    return value
+
+
+def _witness_values(witness: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The witness in the order of the table, whatever order it was made in."""
+    if unknown := witness.keys() - set(WITNESSES):
+        raise FrameError(f"a witness of {min(unknown)!r} is unknown; known are {', '.join(WITNESSES)}")
+    return {name: _checked_digest(f"witness.{name}", witness[name]) for name in WITNESSES if name in witness}
+
+
+def _read_witness(fields: Fields) -> dict[str, bytes]:
+    """What is known of the witness; a name that is not known here is another build's, and is left out."""
+    if fields.is_absent("witness"):
+        return {}
+    witness = fields.fields("witness")
+    return {name: witness.raw(name, DIGEST_BYTES) for name in WITNESSES if name in witness}
 
 
 def _misfit(status: Status, error: ReplyError | None, progress: Progress | None) -> str | None:

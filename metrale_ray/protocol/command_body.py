@@ -28,6 +28,7 @@ from metrale_ray.protocol.commands import (
     MixedStep,
     Ping,
     PrefillChunk,
+    Scrub,
     Shutdown,
     Slot,
     Span,
@@ -67,6 +68,8 @@ def write_body(command: Command, version: ProtocolVersion, values: dict[str, Any
             _write_rows(rows, values, one_token_each=True)
         case MixedStep(rows):
             _write_rows(rows, values, one_token_each=False)
+        case Scrub():
+            _write_scrub(command, version, values)
         case Ping() | Shutdown():
             pass
 
@@ -129,6 +132,15 @@ def _write_rows(rows: Sequence[Span], values: dict[str, Any], *, one_token_each:
     values["logits"] = struct.pack(f"<{len(rows)}I", *_checked_logits([row.logits for row in rows]))
 
 
+def _write_scrub(scrub: Scrub, version: ProtocolVersion, values: dict[str, Any]) -> None:
+    values["part"] = check_u32("part", scrub.part)
+    values["num_parts"] = check_u32("num_parts", scrub.num_parts)
+    if scrub.part >= scrub.num_parts:
+        raise CommandRefused(_no_such_part(scrub))
+    if scrub.slot is not None:
+        _write_slot(scrub.slot, version, values)
+
+
 def _checked_logits(kinds: Sequence[int]) -> Sequence[int]:
     if not set(map(type, kinds)) <= _LOGITS_TYPES or not (min(kinds) >= 0 and max(kinds) < len(_LOGITS)):
         raise FrameError(f"logits must be one of {', '.join(kind.name for kind in _LOGITS)}")
@@ -141,6 +153,10 @@ def _one_token(row: Span) -> str:
 
 def _some_tokens(row: Span) -> str:
     return f"a span has at least one token; the span of slot {row.slot} has none"
+
+
+def _no_such_part(scrub: Scrub) -> str:
+    return f"part {scrub.part} is not below num_parts {scrub.num_parts}"
 
 
 def _read_load(fields: Fields, version: ProtocolVersion) -> Load:
@@ -157,6 +173,14 @@ def _read_ping(fields: Fields, version: ProtocolVersion) -> Ping:
 
 def _read_shutdown(fields: Fields, version: ProtocolVersion) -> Shutdown:
     return Shutdown()
+
+
+def _read_scrub(fields: Fields, version: ProtocolVersion) -> Scrub:
+    slot = None if fields.is_absent("seq_id") else _read_slot(fields, version)
+    scrub = Scrub(fields.u32("part"), fields.u32("num_parts"), slot)
+    if scrub.part >= scrub.num_parts:
+        raise fields.error(_no_such_part(scrub))
+    return scrub
 
 
 def _read_decode(fields: Fields, version: ProtocolVersion) -> Decode:
@@ -240,4 +264,5 @@ _READERS: dict[Cmd, Callable[[Fields, ProtocolVersion], Command]] = {
     Cmd.FREE_SLOT: _read_free,
     Cmd.PING: _read_ping,
     Cmd.SHUTDOWN: _read_shutdown,
+    Cmd.SCRUB: _read_scrub,
 }

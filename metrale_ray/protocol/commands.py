@@ -7,6 +7,7 @@ Rules: a command carries everything it needs; every row carries its start positi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, NewType
@@ -27,6 +28,7 @@ class Cmd(IntEnum):
     FREE_SLOT = 6
     PING = 7
     SHUTDOWN = 8
+    SCRUB = 9
 
 
 class Logits(IntEnum):
@@ -119,7 +121,20 @@ class Shutdown:
     code: ClassVar[Cmd] = Cmd.SHUTDOWN
 
 
-Command = Load | Decode | DecodeBatch | PrefillChunk | MixedStep | FreeSlot | Ping | Shutdown
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """Read part `part` of `num_parts` of the weights again, and the settled cache rows of `slot` where one is named.
+
+    The reply's witness says what was found; memory that no longer holds what was loaded fails the command.
+    """
+
+    code: ClassVar[Cmd] = Cmd.SCRUB
+    part: int
+    num_parts: int
+    slot: Slot | None = None
+
+
+Command = Load | Decode | DecodeBatch | PrefillChunk | MixedStep | FreeSlot | Ping | Shutdown | Scrub
 
 
 def command_rows(command: Command) -> tuple[Span, ...]:
@@ -196,9 +211,20 @@ class Progress:
     total_bytes: int
 
 
+WITNESSES = ("command", "tokens", "blocks", "lengths", "residual", "routing", "weights", "kv")
+"""All that a rank can be asked to show beside its digest. Each is 8 bytes that must be equal on every rank.
+
+"command" is of the frame as it came; "tokens", "blocks" and "lengths" are of the rows as this rank has staged them;
+"residual" and "routing" are of what it computed for their last tokens; "weights" and "kv" of what a scrub read.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One rank's answer. `digest` is 8 bytes; `progress` only with Status.PROGRESS, `error` only with a failure."""
+    """One rank's answer. `digest` is 8 bytes; `progress` only with Status.PROGRESS, `error` only with a failure.
+
+    `witness` has those of WITNESSES that this rank can show of the command.
+    """
 
     version: int
     epoch: int
@@ -210,6 +236,7 @@ class Reply:
     error: ReplyError | None = None
     timing: Timing = Timing()
     progress: Progress | None = None
+    witness: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,38 @@
 every rank OK                          -> OK
 every rank refused                     -> REJECTED    nothing ran
 some refused, others did not           -> Desync      they no longer hold the same state
-digests differ                         -> Desync
+digests or witnesses differ            -> Desync      before anything that the statuses say
 some rank poisoned slots               -> POISONED    those slots must be dropped on every rank
+some rank's memory is damaged          -> Desync
 some rank failed                       -> FAILED      nothing is settled
 only "a peer failed", and nobody did   -> Desync
+
+Who differs: the first rank outside the majority where three or more ranks make one; else the first that differs from
+rank 0, and which of the two is right is not known.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
-from metrale_ray.errors import Desync, PeerFailed
+from metrale_ray.errors import Desync, MemoryDamaged, PeerFailed
 from metrale_ray.protocol.commands import CommandFrame, Rank, Reply, Slot, Status
+
+# What each witness is of, the one that says most first: a damaged token shows in all that is computed from it.
+_WITNESS_NAMES = {
+    "tokens": "the token ids",
+    "blocks": "the block tables",
+    "lengths": "the lengths",
+    "command": "the bytes of the frame",
+    "residual": "the hidden state after the last layer",
+    "routing": "the choice of experts",
+    "weights": "the weights that all ranks hold",
+    "kv": "the cached keys and values",
+}
 
 
 class Kind(Enum):
@@ -56,6 +74,7 @@ class Verdict:
 def judge(frame: CommandFrame, replies: Sequence[Reply]) -> Verdict:
     """The verdict on `frame`, given every rank's reply in rank order. Raises Desync."""
     _compare_digests(frame, replies)
+    _compare_witnesses(frame, replies)
     if all(reply.status is Status.OK for reply in replies):
         return Verdict(Kind.OK)
     refused = [reply for reply in replies if reply.status is Status.REFUSED]
@@ -74,19 +93,70 @@ def judge(frame: CommandFrame, replies: Sequence[Reply]) -> Verdict:
 
 
 def _compare_digests(frame: CommandFrame, replies: Sequence[Reply]) -> None:
-    first = replies[0]
-    for reply in replies:
-        if reply.digest != first.digest:
+    odd = _odd_one({reply.rank: reply.digest for reply in replies})
+    if odd is not None:
+        raise Desync(
+            f"{odd.told} before command {_name(frame)}: digest {odd.found.hex()}, not {odd.expected.hex()}",
+            rank=odd.rank,
+            seq=frame.envelope.seq - 1,
+            field="digest",
+        )
+
+
+def _compare_witnesses(frame: CommandFrame, replies: Sequence[Reply]) -> None:
+    first = replies[0].witness
+    if all(reply.witness == first for reply in replies):
+        return
+    for field_name, words in _WITNESS_NAMES.items():
+        odd = _odd_one({reply.rank: reply.witness[field_name] for reply in replies if field_name in reply.witness})
+        if odd is not None:
             raise Desync(
-                f"rank {reply.rank} differs from rank {first.rank} before command {_name(frame)}: "
-                f"digest {reply.digest.hex()}, not {first.digest.hex()}",
+                f"{odd.told} in {words} of command {_name(frame)}: {odd.found.hex()}, not {odd.expected.hex()}",
+                rank=odd.rank,
+                seq=frame.envelope.seq,
+                field=field_name,
+            )
+
+
+class _Odd(NamedTuple):
+    """A rank that differs: what it has, what others have, and who differs from whom in words."""
+
+    rank: Rank
+    found: bytes
+    expected: bytes
+    told: str
+
+
+def _odd_one(values: Mapping[Rank, bytes]) -> _Odd | None:
+    """The rank to name among those with these values, or None when all have the same."""
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return None
+    value, num_ranks = counts.most_common(1)[0]
+    has_majority = num_ranks * 2 > len(values)
+    expected = value if has_majority else next(iter(values.values()))
+    odd = next(rank for rank, found in values.items() if found != expected)
+    other = next(rank for rank, found in values.items() if found == expected)
+    told = f"rank {odd} differs from rank {other}"
+    if has_majority and num_ranks > 1:
+        told += f", with which {num_ranks - 1} more agree{'s' * (num_ranks == 2)},"
+    return _Odd(odd, values[odd], expected, told)
+
+
+def _check_memory(frame: CommandFrame, failed: Sequence[Reply]) -> None:
+    for reply in failed:
+        if reply.error is not None and reply.error.code == MemoryDamaged.code:
+            raise Desync(
+                f"the memory of rank {reply.rank} is damaged, found by command {_name(frame)}: {reply.error.message}",
                 rank=reply.rank,
-                seq=frame.envelope.seq - 1,
+                seq=frame.envelope.seq,
+                field=MemoryDamaged.tensor_of(reply.error.message),
             )
 
 
 def _originals(frame: CommandFrame, replies: Sequence[Reply]) -> list[Reply]:
     failed = [reply for reply in replies if reply.status is Status.FAILED]
+    _check_memory(frame, failed)
     originals = [reply for reply in failed if reply.error is None or reply.error.code != PeerFailed.code]
     if not originals:
         raise Desync(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from metrale_ray.protocol.commands import (
     MixedStep,
     Ping,
     PrefillChunk,
+    Scrub,
     Settled,
     Slot,
     Span,
@@ -73,7 +75,7 @@ def refused(stream: Stream, command: Command, match: str) -> CommandRefused:
 def test_a_length_is_settled_only_by_the_next_command() -> None:
     stream = Stream()
     (state,) = stream.prefill(0, 6, 0)
-    assert (state.length, state.block_table) == (0, [0, 1])
+    assert (state.length, list(state.block_table)) == (0, [0, 1])
     stream.send(Ping())
     assert state.length == 6
 
@@ -90,10 +92,10 @@ def test_a_failed_decode_drops_its_block_and_keeps_the_rest() -> None:
     stream = Stream()
     (state,) = stream.prefill(0, 4, 0)
     stream.send(Decode(span(0, 4, 1, 9)), ok=False)
-    assert state.block_table == [0, 9]
+    assert list(state.block_table) == [0, 9]
     stream.send(Decode(span(0, 4, 1, 7)))
     stream.send(Ping())
-    assert (state.length, state.block_table, stream.slots.num_owned_blocks) == (5, [0, 7], 2)
+    assert (state.length, list(state.block_table), stream.slots.num_owned_blocks) == (5, [0, 7], 2)
 
 
 def test_a_slot_is_freed_when_the_free_is_settled_and_its_blocks_can_be_used_again() -> None:
@@ -187,6 +189,79 @@ def test_the_digest_covers_the_block_tables(block: int) -> None:
         return slots.digest
 
     assert (digest_with(5) == digest_with(block)) is (block == 5)
+
+
+def witness_of(*rows: Span, data: bytes = b"the same bytes", before: int = 0) -> dict[str, bytes]:
+    """The witness of a step of `rows`, after a prefill of `before` tokens in slot 0 and block 20 on."""
+    stream = Stream()
+    if before:
+        stream.prefill(0, before, 20)
+        stream.send(Ping())
+    frame = CommandFrame(Envelope(2, 1, 9, None), MixedStep(rows), data)
+    stream.slots._staged = None
+    stream.slots.stage(frame)
+    return stream.slots.witness()
+
+
+ROW = Span(Slot(0), 4, (7, 8), (BlockId(1),))
+OTHER_ROW = Span(Slot(3), 0, (9,), (BlockId(2),))
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "before", "differs"),
+    [
+        ((ROW, OTHER_ROW), b"the same bytes", 4, set()),
+        ((ROW, OTHER_ROW), b"the same byte", 4, {"command"}),
+        ((replace(ROW, token_ids=(7, 9)), OTHER_ROW), b"the same bytes", 4, {"tokens"}),
+        ((replace(ROW, new_blocks=(BlockId(3),)), OTHER_ROW), b"the same bytes", 4, {"blocks"}),
+        ((replace(ROW, slot=Slot(1)), OTHER_ROW), b"the same bytes", 4, {"blocks", "lengths"}),
+        ((replace(ROW, token_ids=(7,)), replace(OTHER_ROW, token_ids=(8, 9))), b"the same bytes", 4, {"lengths"}),
+        ((ROW, OTHER_ROW), b"the same bytes", 3, {"lengths"}),
+        ((ROW, OTHER_ROW), b"the same bytes", 8, {"blocks", "lengths"}),
+        ((OTHER_ROW, ROW), b"the same bytes", 4, {"tokens", "blocks", "lengths"}),
+    ],
+)
+def test_a_witness_shows_what_is_staged_and_each_part_shows_its_own(
+    rows: tuple[Span, ...], data: bytes, before: int, differs: set[str]
+) -> None:
+    usual, found = witness_of(ROW, OTHER_ROW, before=4), witness_of(*rows, data=data, before=before)
+    assert set(usual) == set(found) == {"command", "tokens", "blocks", "lengths"}
+    assert {name for name in usual if usual[name] != found[name]} == differs
+
+
+def test_blocks_that_move_from_one_table_to_the_next_show() -> None:
+    one = witness_of(replace(OTHER_ROW, new_blocks=(BlockId(1), BlockId(2))), Span(Slot(2), 0, (1,), (BlockId(3),)))
+    other = witness_of(replace(OTHER_ROW, new_blocks=(BlockId(1),)), Span(Slot(2), 0, (1,), (BlockId(2), BlockId(3))))
+    assert {name for name in one if one[name] != other[name]} == {"blocks"}
+
+
+def test_a_command_without_rows_and_a_refused_one_show_their_bytes_alone() -> None:
+    stream = Stream()
+    stream.send(Ping())
+    assert set(stream.slots.witness()) == {"command"}
+    stream.slots.refuse(CommandFrame(Envelope(2, 1, 2, None), PrefillChunk(span(0, 0, 4, 0)), b"refused"))
+    assert set(stream.slots.witness()) == {"command"}
+
+
+@pytest.mark.parametrize(
+    ("scrub", "match"),
+    [
+        (Scrub(3, 3), "there is no part 3 of 3"),
+        (Scrub(0, 0), "there is no part 0 of 0"),
+        (Scrub(0, 1, Slot(1)), "slot 1 is free"),
+        (Scrub(0, 1, Slot(4)), "differ in max_batch_size"),
+    ],
+)
+def test_a_scrub_of_what_is_not_there_is_refused(scrub: Scrub, match: str) -> None:
+    stream = Stream()
+    stream.prefill(0, 6, 0)
+    refused(stream, scrub, match)
+    stream.slots.check(Scrub(0, 1, Slot(0)))
+
+
+def test_a_scrub_before_the_load_is_refused() -> None:
+    with pytest.raises(CommandRefused, match="nothing is loaded yet"):
+        Slots(LIMITS, SequenceState, lambda seq: None).check(Scrub(0, 1))
 
 
 @pytest.mark.parametrize("settled", [None, Settled(2, True), Settled(1, True)])

@@ -16,6 +16,7 @@ from metrale_ray.protocol.codec import (
     encode_welcome,
 )
 from metrale_ray.protocol.commands import (
+    WITNESSES,
     BlockId,
     Cmd,
     Command,
@@ -34,6 +35,7 @@ from metrale_ray.protocol.commands import (
     Rank,
     Reply,
     ReplyError,
+    Scrub,
     Settled,
     Shutdown,
     Slot,
@@ -79,6 +81,8 @@ MANY_SLOTS: dict[str, Command] = {
     "free_slot_31": FreeSlot(Slot(31)),
     "decode_batch": DecodeBatch((row(3, 100, (5,), (77,)), row(0, 65536, (U32_MAX,)), row(9, 0, (0,)))),
     "mixed_step": MixedStep((row(2, 40, (11,)), Span(Slot(5), 0, (1, 2, 3), (BlockId(8),), Logits.NONE))),
+    "scrub": Scrub(0, 1),
+    "scrub_slot_7": Scrub(70000, U32_MAX, Slot(7)),
 }
 COMMANDS = {1: SINGLE_SLOT, 2: SINGLE_SLOT | MANY_SLOTS}
 
@@ -96,6 +100,10 @@ def replies(version: int) -> dict[str, Reply]:
         "refused": reply(version, status=Status.REFUSED, error=ReplyError("command_refused", "slot 9", ())),
         "poisoned": reply(version, status=Status.POISONED, error=ReplyError("slot_poisoned", "unknown")),
         "progress": reply(version, cmd=Cmd.LOAD, status=Status.PROGRESS, progress=Progress(2**33, 2**40)),
+        "witness": reply(version, cmd=Cmd.DECODE, witness={name: name.encode().rjust(8) for name in WITNESSES}),
+        "failed_witness": reply(
+            version, cmd=Cmd.DECODE, status=Status.FAILED, error=error, witness={"command": DIGEST, "tokens": DIGEST}
+        ),
     }
 
 
@@ -147,6 +155,15 @@ one_token = u32.map(lambda token: (token,))
 some_tokens = st.lists(u32, min_size=1, max_size=9).map(tuple)
 
 
+@st.composite
+def _scrub(draw: st.DrawFn) -> Scrub:
+    num_parts = draw(st.integers(1, U32_MAX))
+    return Scrub(draw(st.integers(0, num_parts - 1)), num_parts, draw(st.none() | u32))  # type: ignore[arg-type]
+
+
+scrubs = _scrub()
+
+
 def commands(version: int) -> st.SearchStrategy[Command]:
     slots = st.just(0) if version == 1 else u32
     single = [
@@ -163,6 +180,7 @@ def commands(version: int) -> st.SearchStrategy[Command]:
         *single,
         st.builds(DecodeBatch, st.lists(spans(slots, one_token), min_size=1, max_size=40).map(tuple)),
         st.builds(MixedStep, st.lists(spans(slots, some_tokens), min_size=1, max_size=9).map(tuple)),
+        scrubs,
     )
 
 
@@ -172,6 +190,7 @@ def envelopes(version: int) -> st.SearchStrategy[Envelope]:
 
 errors = st.builds(ReplyError, texts, texts, st.none() | st.lists(u32, max_size=4).map(tuple))
 timings = st.builds(Timing, u64, u64, u64)
+witnesses = st.dictionaries(st.sampled_from(WITNESSES), st.binary(min_size=8, max_size=8))
 
 
 @st.composite
@@ -189,6 +208,7 @@ def any_reply(draw: st.DrawFn) -> Reply:
         error=draw(errors) if failed else None,
         timing=draw(timings),
         progress=draw(st.builds(Progress, u64, u64)) if status is Status.PROGRESS else None,
+        witness=draw(witnesses),
     )
 
 

@@ -40,6 +40,7 @@ from metrale_ray.protocol.commands import (
     Rank,
     Reply,
     ReplyError,
+    Scrub,
     Settled,
     Slot,
     Status,
@@ -130,6 +131,7 @@ U32_FIELDS: dict[str, tuple[Build, Read]] = {
     "batch start": (lambda n: (envelope(2), DecodeBatch((row(1), row(start=n)))), lambda e, c: c.rows[1].start),
     "batch token": (lambda n: (envelope(2), DecodeBatch((row(tokens=(n,)),))), lambda e, c: c.rows[0].token_ids[0]),
     "batch block": (lambda n: (envelope(2), DecodeBatch((row(blocks=(n,)),))), lambda e, c: c.rows[0].new_blocks[0]),
+    "scrub slot": (lambda n: (envelope(2), Scrub(0, 1, n)), lambda e, c: c.slot),
     "mixed token": (lambda n: (envelope(2), MixedStep((row(tokens=(1, n)),))), lambda e, c: c.rows[0].token_ids[1]),
 }
 U64_FIELDS: dict[str, tuple[Build, Read]] = {
@@ -250,7 +252,7 @@ def test_the_largest_command_that_the_limits_allow_fits_one_frame() -> None:
     assert decode_command(data).command == command
 
 
-@pytest.mark.parametrize("command", [DecodeBatch((row(),)), MixedStep((row(),))])
+@pytest.mark.parametrize("command", [DecodeBatch((row(),)), MixedStep((row(),)), Scrub(0, 1)])
 def test_v1_refuses_the_commands_it_does_not_have_by_name(command: Command) -> None:
     with pytest.raises(CommandRefused, match=f"v1 has no command {command.code.name}"):
         encode_command(envelope(1), command)
@@ -292,6 +294,49 @@ def test_keys_of_later_builds_are_tolerated() -> None:
     values = msgpack.unpackb(encode_command(envelope(2), Ping()))
     frame = decode_command(msgpack.packb(values | {"later": {"a": [1.5, None]}}))
     assert frame.command == Ping()
+
+
+def test_a_witness_of_a_later_build_is_left_out() -> None:
+    values = msgpack.unpackb(encode_reply(reply(witness={"tokens": DIGEST})))
+    values["witness"] |= {"experts of 2031": [1, 2], "blocks": DIGEST}
+    assert decode_reply(msgpack.packb(values)).witness == {"tokens": DIGEST, "blocks": DIGEST}
+
+
+def test_a_reply_without_a_witness_has_no_such_key() -> None:
+    values = msgpack.unpackb(encode_reply(reply()))
+    assert "witness" not in values
+    assert decode_reply(msgpack.packb(values | {"witness": None})).witness == {}
+
+
+@pytest.mark.parametrize("value", [b"1234567", bytes(9), None, "12345678", 5])
+def test_a_known_witness_has_8_bytes(value: Any) -> None:
+    with pytest.raises(FrameError, match=r"witness\.kv must be 8 bytes"):
+        encode_reply(reply(witness={"kv": value}))
+    values = msgpack.unpackb(encode_reply(reply(witness={"kv": DIGEST})))
+    with pytest.raises(FrameError, match="kv"):
+        decode_reply(msgpack.packb(values | {"witness": {"kv": value}}))
+
+
+def test_a_witness_that_is_not_in_the_table_is_not_sent() -> None:
+    with pytest.raises(FrameError, match="a witness of 'moon' is unknown; known are command, tokens"):
+        encode_reply(reply(witness={"kv": DIGEST, "moon": DIGEST}))
+
+
+def test_a_scrub_reads_one_of_its_parts() -> None:
+    with pytest.raises(CommandRefused, match="part 3 is not below num_parts 3"):
+        encode_command(envelope(2), Scrub(3, 3))
+    values = msgpack.unpackb(encode_command(envelope(2), Scrub(2, 3)))
+    assert "seq_id" not in values
+    with pytest.raises(FrameError, match="part 0 is not below num_parts 0"):
+        decode_command(msgpack.packb(values | {"part": 0, "num_parts": 0}))
+    no_u32: tuple[Any, ...] = (True, 1.0, -1, U32_MAX + 1)
+    for value in no_u32:
+        with pytest.raises(CommandRefused):
+            encode_command(envelope(2), Scrub(0, value))
+        with pytest.raises(CommandRefused):
+            encode_command(envelope(2), Scrub(value, 9))
+        with pytest.raises(FrameError):
+            decode_command(msgpack.packb(values | {"num_parts": value}))
 
 
 def test_a_missing_key_is_named() -> None:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from metrale_ray.errors import Desync
 from metrale_ray.protocol.commands import (
+    WITNESSES,
     Cmd,
     CommandFrame,
     Envelope,
@@ -23,12 +26,36 @@ FRAME = CommandFrame(Envelope(2, 1, 7, None), Ping(), b"frame")
 SAME = b"12345678"
 
 
+OTHER = b"87654321"
+FIELDS = (
+    "tokens",
+    "blocks",
+    "lengths",
+    "command",
+    "residual",
+    "routing",
+    "weights",
+    "kv",
+)  # what says most comes first
+
+
 def reply(
-    rank: int, status: Status, code: str = "", slots: tuple[int, ...] | None = None, digest: bytes = SAME
+    rank: int,
+    status: Status,
+    code: str = "",
+    slots: tuple[int, ...] | None = None,
+    digest: bytes = SAME,
+    witness: Mapping[str, bytes] | None = None,
+    message: str = "",
 ) -> Reply:
     named = None if slots is None else tuple(Slot(s) for s in slots)
-    error = ReplyError(code, f"text of rank {rank}", named) if code else None
-    return Reply(2, 1, 7, Cmd.PING, Rank(rank), status, digest, error)
+    error = ReplyError(code, message or f"text of rank {rank}", named) if code else None
+    return Reply(2, 1, 7, Cmd.PING, Rank(rank), status, digest, error, witness=witness or {})
+
+
+def showing(*values: bytes | None, field: str = "tokens") -> list[Reply]:
+    """An OK of each rank, with that value of one witness, or without it."""
+    return [reply(n, Status.OK, witness={} if v is None else {field: v}) for n, v in enumerate(values)]
 
 
 def test_all_ok_is_ok() -> None:
@@ -52,8 +79,72 @@ def test_refused_by_some_is_a_desync_naming_rank_and_command(others: Status) -> 
 
 def test_differing_digests_are_a_desync_naming_the_rank_and_the_command_before() -> None:
     with pytest.raises(Desync, match="rank 2 differs from rank 0") as caught:
-        judge(FRAME, [reply(0, Status.OK), reply(1, Status.OK), reply(2, Status.OK, digest=b"87654321")])
-    assert (caught.value.rank, caught.value.seq) == (2, 6)
+        judge(FRAME, [reply(0, Status.OK), reply(1, Status.OK), reply(2, Status.OK, digest=OTHER)])
+    assert (caught.value.rank, caught.value.seq, caught.value.field) == (2, 6, "digest")
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_with_three_ranks_the_one_outside_the_majority_is_named_rank_0_too(odd: int) -> None:
+    digests = [OTHER if rank == odd else SAME for rank in range(3)]
+    for replies in ([reply(n, Status.OK, digest=d) for n, d in enumerate(digests)], showing(*digests)):
+        with pytest.raises(
+            Desync, match=f"rank {odd} differs from rank {int(odd == 0)}, with which 1 more agrees"
+        ) as e:
+            judge(FRAME, replies)
+        assert e.value.rank == odd
+
+
+@pytest.mark.parametrize(
+    ("values", "odd", "told"),
+    [
+        ((SAME, OTHER), 1, "rank 1 differs from rank 0 in"),
+        ((SAME, OTHER, SAME, OTHER), 1, "rank 1 differs from rank 0 in"),
+        ((SAME, OTHER, b"abcdefgh"), 1, "rank 1 differs from rank 0 in"),
+        ((OTHER, SAME, SAME, b"abcdefgh", SAME), 0, "rank 0 differs from rank 1, with which 2 more agree, in"),
+        ((None, SAME, None, OTHER), 3, "rank 3 differs from rank 1 in"),  # those that show none have no vote
+    ],
+)
+def test_without_a_majority_the_first_rank_that_differs_is_named(
+    values: tuple[bytes | None, ...], odd: int, told: str
+) -> None:
+    with pytest.raises(Desync, match=rf"{told} the token ids of command 7 \(ping\): ") as caught:
+        judge(FRAME, showing(*values))
+    assert (caught.value.rank, caught.value.seq, caught.value.field) == (odd, 7, "tokens")
+
+
+@pytest.mark.parametrize("place", range(len(FIELDS)))
+def test_of_several_witnesses_that_differ_the_one_that_says_most_is_named(place: int) -> None:
+    mine, other = (dict.fromkeys(FIELDS[place:], value) for value in (SAME, OTHER))
+    with pytest.raises(Desync) as caught:
+        judge(FRAME, [reply(0, Status.OK, witness=mine), reply(1, Status.OK, witness=other)])
+    assert caught.value.field == FIELDS[place]
+
+
+def test_each_witness_has_its_place_among_those_compared() -> None:
+    assert set(FIELDS) == set(WITNESSES)
+
+
+def test_a_witness_that_only_some_ranks_show_is_compared_among_them() -> None:
+    assert judge(FRAME, showing(None, SAME, SAME)).ok
+    assert judge(FRAME, showing(SAME, None)).ok
+
+
+def test_witnesses_are_compared_before_what_the_statuses_say() -> None:
+    failed = [reply(n, Status.FAILED, "boom", witness={"blocks": v}) for n, v in enumerate((SAME, OTHER))]
+    with pytest.raises(Desync, match="the block tables"):
+        judge(FRAME, failed)
+    refused = reply(1, Status.REFUSED, "command_refused", witness={"command": OTHER})
+    with pytest.raises(Desync, match="the bytes of the frame"):
+        judge(FRAME, [reply(0, Status.OK, witness={"command": SAME}), refused])
+
+
+def test_damaged_memory_is_a_desync_naming_rank_command_and_tensor() -> None:
+    damaged = reply(1, Status.FAILED, "memory_damaged", message="layers.3.qkv no longer holds what was loaded")
+    with pytest.raises(
+        Desync, match=r"the memory of rank 1 is damaged, found by command 7 \(ping\): layers.3.qkv no"
+    ) as e:
+        judge(FRAME, [reply(0, Status.OK), damaged])
+    assert (e.value.rank, e.value.seq, e.value.field) == (1, 7, "layers.3.qkv")
 
 
 def test_the_rank_that_failed_first_is_named_and_not_those_that_saw_its_flag() -> None:
