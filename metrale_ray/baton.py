@@ -167,6 +167,11 @@ class Baton:
         self.call_at(self.now + delay_s, act)
 
     @property
+    def num_tasks(self) -> int:
+        """Those that have not ended."""
+        return len(self._tasks)
+
+    @property
     def task(self) -> Task:
         """The one that this thread is. Raises RuntimeError outside of this baton's tasks."""
         task: Task | None = getattr(self._here, "task", None)
