@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Pairs of connected transports, of both kinds, behind one way to run both ends."""
+"""Pairs of connected transports, of every kind, behind one way to run both ends."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from metrale_ray.baton import Baton
+from metrale_ray.baton import Baton, Process
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.transport import Transport, memory_pair
 from metrale_ray.protocol.zmq_transport import ZmqTransport
+from tests.simulation.network import Network
+from tests.simulation.transports import LINK_HEARTBEAT, SimTransport
 
 HEAD_KEYS, WORKER_KEYS = new_keys(), new_keys()
 Task = Callable[[Transport], Any]
@@ -21,6 +23,21 @@ def run_memory(head: Task, worker: Task) -> dict[str, Any]:
     baton = Baton(7)
     ends = dict(zip(("head", "worker"), memory_pair(baton, "the head", "the worker"), strict=True))
     return baton.run({"head": lambda: head(ends["head"]), "worker": lambda: worker(ends["worker"])})
+
+
+def run_simulated(head: Task, worker: Task) -> dict[str, Any]:
+    """Run both ends as threads under one baton, over the simulated network; each one's result or exception."""
+    baton, address = Baton(7), "tcp://head:1"
+    network = Network(baton, 7)
+    listening = SimTransport(baton, "the worker", None, address, WORKER_KEYS.public)
+    network.listen(Process("head"), address, HEAD_KEYS.public, listening.accept)
+
+    def call() -> Any:
+        keys = (WORKER_KEYS.public, HEAD_KEYS.public)
+        end = network.connect(Process("worker"), address, "the head", *keys, LINK_HEARTBEAT)
+        return worker(SimTransport(baton, "the head", end))
+
+    return baton.run({"head": lambda: head(listening), "worker": call})
 
 
 def run_zmq(head: Task, worker: Task) -> dict[str, Any]:
@@ -56,4 +73,4 @@ def run_threads(tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return results
 
 
-RUNS = {"memory": run_memory, "zmq": run_zmq}
+RUNS = {"memory": run_memory, "simulated": run_simulated, "zmq": run_zmq}

@@ -61,6 +61,21 @@ class Seat:
         return self._life.baton
 
     @property
+    def processes(self) -> Mapping[str, Process]:
+        """All processes of this life, by name."""
+        return self._life.processes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the head says that the engine is ready."""
+        return self._life.is_ready
+
+    @property
+    def has_head_ended(self) -> bool:
+        """Whether the head's process has left."""
+        return self._life.has_head_ended
+
+    @property
     def now_s(self) -> float:
         """Virtual seconds since the life began."""
         return self._life.baton.now - self._life.began_s

@@ -319,7 +319,7 @@ class Network:
 
     def _meet(self, mine: End, other: End, listener: _Listener | None, key: str, peer_key: str) -> None:
         name = mine.peer_name
-        if not mine.is_up:
+        if mine.lost is not None or mine.owner.is_dead:
             return
         if listener is None or listener.owner.is_dead:
             mine.refuse(f"{name} cannot be reached: the connection was refused or timed out")
