@@ -30,11 +30,11 @@ def run_simulated(head: Task, worker: Task) -> dict[str, Any]:
     baton, address = Baton(7), "tcp://head:1"
     network = Network(baton, 7)
     listening = SimTransport(baton, "the worker", None, address, WORKER_KEYS.public)
-    network.listen(Process("head"), address, HEAD_KEYS.public, listening.accept)
+    network.listen(Process("the head"), address, HEAD_KEYS.public, listening.accept)
 
     def call() -> Any:
         keys = (WORKER_KEYS.public, HEAD_KEYS.public)
-        end = network.connect(Process("worker"), address, "the head", *keys, LINK_HEARTBEAT)
+        end = network.connect(Process("the worker"), address, "the head", *keys, LINK_HEARTBEAT)
         return worker(SimTransport(baton, "the head", end))
 
     return baton.run({"head": lambda: head(listening), "worker": call})
