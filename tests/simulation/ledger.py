@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from metrale_ray.model.slots import Slots
 from metrale_ray.protocol.codec import decode_command
 from metrale_ray.protocol.commands import CommandFrame, Rank, Settled, Status, command_rows
-from metrale_ray.protocol.journal import Admitted, Answered, Commanded, Ended, Record, Sampled, Started
+from metrale_ray.protocol.journal.records import Admitted, Answered, Commanded, Ended, Record, Sampled, Started
 from metrale_ray.scheduler.scheduler import Scheduler
 from tests.simulation.mirror import Mirror
 

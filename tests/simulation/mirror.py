@@ -75,7 +75,7 @@ class Mirror:
             elif state.length != held.length:
                 yield f"rank {rank} has length {state.length} in slot {slot}, which is {held.length}"
             elif tuple(state.block_table) not in (held.blocks, staged):
-                yield f"rank {rank} has blocks {state.block_table} in slot {slot}, which are {held.blocks}"
+                yield f"rank {rank} has blocks {list(state.block_table)} in slot {slot}, which are {held.blocks}"
         in_tables = [block for state in live.values() for block in state.block_table]
         if len(set(in_tables)) != len(in_tables):
             yield f"rank {rank} has a block in two tables: {sorted(in_tables)}"

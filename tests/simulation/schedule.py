@@ -196,7 +196,7 @@ def _violent(chance: random.Random, life: int, of_life: Life, ep_size: int) -> F
             return Partition(life, a, b, from_s, round(from_s + _seconds(chance, 5, LONG_S), 4), chance.random() < 0.5)
         case _:
             kind = chance.choice(("delay", "never", "kill"))
-            rank = chance.randrange(0 if kind != "kill" else 1, ep_size)
+            rank = chance.randrange(0 if kind == "delay" else 1, ep_size)  # a head that hangs is nobody's to notice
             return SumFault(life, rank, _number(chance), kind, LONG_S if kind == "delay" else 0.0)
 
 
