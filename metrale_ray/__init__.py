@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from metrale_ray.version import __version__
+
 # Not from `typing`: the command line begins here, and an interrupt before its first line is a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from metrale_ray.sampling.params import SamplingParams
     from metrale_ray.sampling.structured import StructuredOutputs
     from metrale_ray.serve.outputs import Logprob
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -103,11 +103,13 @@ class Desk:
                 deadline_s=None if timeout_s is None else arrived.at_s + timeout_s,
                 constraint=arrived.constraint,
                 arrived_s=arrived.at_s,
+                client=(front, number),
             )
         except RequestError as error:
             for request_id in request_ids:
                 self.clients.drop(request_id)
             engine.counters.refused(error.code)
+            engine.recording.refused((front, number), error.code, error.message)
             self._answer(front, refusal(number, error))
             return
         finished = {index: request_ids[index] for index in arrived.finished}

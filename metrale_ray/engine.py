@@ -32,6 +32,7 @@ from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import Verdict
 from metrale_ray.protocol.versions import ProtocolVersion
 from metrale_ray.readout import Readout, read_out
+from metrale_ray.recording import Recording, raw_logits
 from metrale_ray.recovery import Recovery
 from metrale_ray.sampling.history import DistinctTokens
 from metrale_ray.sampling.logprobs import TokenLogprobs
@@ -83,12 +84,15 @@ class Engine:
         eos_token_ids: frozenset[int],
         deliver: Callable[[list[Delivery]], None],
         clock: Clock = time.monotonic,
+        recording: Recording | None = None,
     ) -> None:
         self._clock = clock
+        self.recording = Recording(clock=clock) if recording is None else recording
         self.counters = Counters()
         self.timelines = Timelines()
-        self._orders = Orders(replica, model, session, links, step_timeout_s, self.counters, clock)
+        self._orders = Orders(replica, model, session, links, step_timeout_s, self.counters, clock, self.recording)
         self._replica = replica
+        self._session = session
         self._model = model
         self._vocab_size = model.vocab_size
         self._version = version
@@ -124,11 +128,13 @@ class Engine:
         deadline_s: float | None = None,
         arrived_s: float | None = None,
         constraint: Constraint | None = None,
+        client: tuple[int, int] = (0, 0),
     ) -> None:
         """Take a client's request, one id for each of its `params.n` sequences; ids are never used again.
 
         `deadline_s` is a time of the clock that `expire` is told. `arrived_s`: when the head got it (monotonic clock),
         for the figures; None: now. `constraint` is what `params.grammar` was compiled to; each sequence gets a copy.
+        `client`: the front and its number of the request, for the journal; 0, 0 where there is no front.
         Raises RequestError at once, and takes none of the sequences, when they can never be served, or not now.
         """
         vocab_size = self._vocab_size
@@ -147,6 +153,8 @@ class Engine:
         seed = params.seed if params.seed is not None else _derived_seed(self._seed, request_ids[0])
         arrived_s = self._clock() if arrived_s is None else arrived_s
         self.timelines.arrived(request_ids, len(prompt_token_ids), arrived_s)
+        left_s = None if deadline_s is None else deadline_s - arrived_s
+        self.recording.admitted(request_ids, client, prompt_token_ids, params, seed, priority, left_s)
         distinct = DistinctTokens(prompt_token_ids)
         for index, request_id in enumerate(request_ids):
             own = None if constraint is None else constraint.copy(eos, goes_on=params.ignore_eos)
@@ -177,6 +185,8 @@ class Engine:
 
     def step(self) -> bool:
         """Do the next piece of work, if there is one, and say whether there was. Raises LinkLost or Desync."""
+        if self.recording.wants_snapshot():
+            self._record_snapshot()
         if self._recovery.is_under_way:
             self._continue_search()
             return True
@@ -255,7 +265,7 @@ class Engine:
         command = plan_command(rows, self._version)
         if command.code not in _DECODES:
             self.timelines.begin([row.request_id for row in rows if row.span.start == 0], self._clock())
-        verdict = self._orders.run(command)
+        verdict = self._orders.run(command, None, rows)
         counters = self.counters.of_command(command.code)
         counters.plan_s += plan_s
         if verdict.ok:
@@ -267,6 +277,7 @@ class Engine:
         """Sample for the rows that give a token, extend or finish their sequences, and deliver."""
         began_s = self._clock()
         readout = read_out(self._replica.logits, rows, self._live)
+        self._record_tokens(readout)
         self._replica.logits = None  # they are large, and have been read
         sampled_s = self._clock()
         counters.sample_s += sampled_s - began_s
@@ -307,19 +318,34 @@ class Engine:
     def _fail(
         self, request_id: RequestId, code: str, message: str, prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     ) -> Delivery:
-        self._forget(request_id, "error")
+        self._forget(request_id, "error", code, message)
         self.scheduler.fail(request_id)
         self.counters.failed_requests += 1
         return Delivery(request_id, (), "error", error=(code, message), prompt_logprobs=prompt_logprobs)
 
-    def _forget(self, request_id: RequestId, reason: FinishReason) -> bool:
+    def _forget(self, request_id: RequestId, reason: FinishReason, code: str = "", message: str = "") -> bool:
         """The request has ended; False when it was not here."""
         if self._live.pop(request_id, None) is None:
             return False
         self.timelines.ended(request_id, reason, self._clock())
+        self.recording.ended(request_id, reason, code, message)
         self._deadlines.drop(request_id)
         self._recovery.drop(request_id)
         return True
+
+    def _record_tokens(self, readout: Readout) -> None:
+        if self.recording.is_on and readout.sampled:
+            token_ids = {request_id: each.token_id for request_id, each in readout.sampled.items()}
+            rows = [readout.logit_rows[request_id] for request_id in token_ids]
+            values = raw_logits(self._replica.logits, rows, list(token_ids.values()))
+            self.recording.sampled(self._orders.last_seq, token_ids, values)
+
+    def _record_snapshot(self) -> None:
+        settled = self._session.settled
+        assert settled is not None, "the ranks have loaded"
+        slots = self._replica.slots
+        slots.settle(settled)  # as the next command would do first
+        self.recording.snapshot(settled.seq, settled.ok, slots.live, self.scheduler.sequences())
 
 
 def _derived_seed(seed: int, request_id: RequestId) -> int:

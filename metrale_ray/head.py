@@ -38,6 +38,7 @@ from metrale_ray.protocol.commands import Progress, Rank
 from metrale_ray.protocol.front import Abort, Finish, FrontId, FrontServer, Opened, Submit
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.transport import Listening
+from metrale_ray.recording import Recording
 from metrale_ray.scheduler.admission import check_prompt_length
 from metrale_ray.start import shake_hands, start_engine
 from metrale_ray.surroundings import HostSurroundings, Surroundings
@@ -75,6 +76,7 @@ class Head:
         self._surroundings = HostSurroundings(config, host) if surroundings is None else surroundings
         self._clock = clock = self._surroundings.clock
         self._epoch = epoch
+        self._recording = Recording(clock=clock)
         self._version = config.protocol_version
         self._inbox = Inbox(config.max_queue_len, condition=self._surroundings.condition)
         self._desk = Desk(self._inbox, self._send, self._drop, clock)
@@ -94,7 +96,8 @@ class Head:
         rank's public key may use. Raises CheckpointError."""
         config, around = self._config, self._surroundings
         self._loop = asyncio.get_running_loop()
-        self._setup = setup = await around.in_thread(partial(open_rank, config, 0, self._host))
+        self._recording = Recording(around.journal(), self._clock)
+        self._setup = setup = await around.in_thread(partial(open_rank, config, 0, self._host, around.process))
         self._grammars = _grammars(setup)
         num_threads = min(MAX_THREADS, around.num_cores - 1)
         self._compiling = Compiling(
@@ -213,6 +216,7 @@ class Head:
 
     def _refuse(self, front: FrontId, number: int, error: RequestError) -> None:
         self._refused[error.code] = self._refused.get(error.code, 0) + 1
+        self._recording.refused((front, number), error.code, error.message)
         self._fronts.post(front, [refusal(number, error)])
 
     def _tell_fronts(self) -> None:
@@ -274,6 +278,7 @@ class Head:
             deliver=self._desk.deliver,
             on_load=self._note_progress,
             clock=self._clock,
+            recording=self._recording,
         )
 
     def _note_progress(self, rank: Rank, progress: Progress) -> None:
@@ -326,6 +331,14 @@ class Head:
                 closing.callback(self._collectives.close)
             for link in self._links:
                 closing.callback(link.close)
+            closing.callback(self._end_recording, failure)
+
+    def _end_recording(self, failure: MetraleError | None) -> None:
+        """Close the journal, and keep the last commands where something broke."""
+        recording, reason = self._recording, None if failure is None else failure.message
+        recording.close("the engine was stopped" if reason is None else "the engine ended", reason)
+        if reason is not None and recording.started is not None:
+            self._surroundings.keep_incident(recording.last_records(reason))
 
 
 def _grammars(setup: RankSetup) -> Grammars:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from metrale_ray.clock import Clock
 from metrale_ray.counters import CommandCounters, Counters, RankCounters
-from metrale_ray.errors import Desync, LinkLost
+from metrale_ray.errors import Desync, LinkLost, MetraleError
+from metrale_ray.last_commands import Heard
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
 from metrale_ray.protocol.commands import (
@@ -29,6 +30,8 @@ from metrale_ray.protocol.commands import (
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import Verdict, judge
+from metrale_ray.recording import Recording
+from metrale_ray.scheduler.plan import PlanRow
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class Orders:
         step_timeout_s: float,
         counters: Counters,
         clock: Clock = time.monotonic,
+        recording: Recording | None = None,
     ) -> None:
         self._replica = replica
         self._ep = model.ep
@@ -58,14 +62,20 @@ class Orders:
         self._step_timeout_s = step_timeout_s
         self._counters = counters
         self._clock = clock
+        self._recording = Recording(clock=clock) if recording is None else recording
         counters.by_rank = self._ranks = [RankCounters() for _ in range(len(links) + 1)]
 
-    def run(self, command: Command, on_progress: OnProgress | None = None) -> Verdict:
-        """Run one command on every rank and judge it. Raises LinkLost or Desync."""
+    @property
+    def last_seq(self) -> int:
+        """The number of the last command; 0 before the first."""
+        return self._session.last_seq
+
+    def run(self, command: Command, on_progress: OnProgress | None = None, rows: Sequence[PlanRow] = ()) -> Verdict:
+        """Run one command, of these rows if it has some, on every rank and judge it. Raises LinkLost or Desync."""
         counters, kind = self._counters, self._counters.of_command(command.code)
         counters.command = command.code
         try:
-            verdict = self._run_timed(command, kind, on_progress)
+            verdict = self._run_timed(command, kind, on_progress, rows)
         except (LinkLost, Desync) as error:
             kind.count("lost" if isinstance(error, LinkLost) else "desync")
             raise
@@ -88,11 +98,27 @@ class Orders:
             rank=verdict.rank,
         )
 
-    def _run_timed(self, command: Command, kind: CommandCounters, on_progress: OnProgress | None) -> Verdict:
+    def _run_timed(
+        self, command: Command, kind: CommandCounters, on_progress: OnProgress | None, rows: Sequence[PlanRow]
+    ) -> Verdict:
         began_s = self._clock()
         frame = self._broadcast(command)
+        heard = self._recording.sent(frame, rows)
+        try:
+            self._hear(heard, kind, began_s, on_progress)
+            verdict = self._judge(frame, heard.replies)
+        except MetraleError as error:
+            self._recording.broke(heard, error)
+            raise
+        self._recording.heard(heard, verdict)
+        return verdict
+
+    def _hear(self, heard: Heard, kind: CommandCounters, began_s: float, on_progress: OnProgress | None) -> None:
+        """Carry out rank 0's part and collect the other answers."""
+        frame, replies = heard.frame, heard.replies
         sent_s = self._clock()
-        replies = [self._replica.run(frame)]
+        replies.append(self._replica.run(frame))
+        heard.lags_s.append(0.0)
         ran_s = now_s = self._clock()
         timing = replies[0].timing
         self._ranks[0].note(0.0, timing)
@@ -100,13 +126,13 @@ class Orders:
             reply = link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress))
             now_s = self._clock()
             counters.note(now_s - ran_s, reply.timing)
+            heard.lags_s.append(now_s - ran_s)
             replies.append(reply)
         kind.send_s += sent_s - began_s
         kind.run_s += ran_s - sent_s
         kind.reduce_s += timing.waited_us * 1e-6
         kind.reply_s += now_s - ran_s
         self._counters.completed_at_s = now_s
-        return self._judge(frame, replies)
 
     def _judge(self, frame: CommandFrame, replies: Sequence[Reply]) -> Verdict:
         try:

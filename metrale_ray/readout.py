@@ -30,11 +30,13 @@ Tensor = Any  # of torch, which is imported under `model` and `sampling` alone
 
 @dataclass(slots=True)
 class Readout:
-    """By request: its token, the log probabilities of a part of its prompt, or why there is no token."""
+    """By request: its token, and which row of the logits it is from; the log probabilities of a part of its prompt; or
+    why there is no token."""
 
     sampled: dict[RequestId, Sampled] = field(default_factory=dict)
     prompt: dict[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     errors: dict[RequestId, SampleError] = field(default_factory=dict)
+    logit_rows: dict[RequestId, int] = field(default_factory=dict)  # of the tokens in `sampled`
 
 
 def read_out(logits_RV: Tensor | None, rows: Sequence[PlanRow], live: Mapping[RequestId, LiveRequest]) -> Readout:
@@ -83,6 +85,7 @@ def _sample(
     picked = [(index, row) for index, row in picked if row.request_id not in readout.errors]
     if not picked:
         return
+    readout.logit_rows = {row.request_id: index for index, row in picked}
     if len(picked) < len(logits_RV):  # else they are all the rows, in order
         logits_RV = logits_RV[[index for index, _ in picked]]
     rows = [live[row.request_id].sample_row(row.span.end, masks_V.get(row.request_id)) for _, row in picked]

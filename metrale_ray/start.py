@@ -21,8 +21,10 @@ from metrale_ray.protocol.commands import CommandFrame, Hello, Progress, Rank, W
 from metrale_ray.protocol.link import HeadLink, HeadPort
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.versions import ProtocolVersion
+from metrale_ray.recording import Recording
 from metrale_ray.scheduler.limits import SchedulerLimits
 from metrale_ray.scheduler.scheduler import Scheduler
+from metrale_ray.vocabulary import within
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +67,14 @@ def start_engine(
     deliver: Callable[[list[Delivery]], None],
     on_load: OnLoad,
     clock: Clock = time.monotonic,
+    recording: Recording | None = None,
 ) -> Engine:
     """Build rank 0, load every rank, and give the engine, ready. Raises StartError or LinkLost."""
     config, version = setup.config, setup.config.protocol_version
     session = HeadSession(version, epoch)
-    replica, model = build_replica(setup, collectives, HeadPort(session, links), _on_own_progress(links, on_load))
+    replica, model = build_replica(
+        setup, collectives, HeadPort(session, links), _on_own_progress(links, on_load), clock
+    )
     engine = Engine(
         replica,
         model,
@@ -81,7 +86,10 @@ def start_engine(
         eos_token_ids=setup.checkpoint.eos_token_ids,
         deliver=deliver,
         clock=clock,
+        recording=recording,
     )
+    eos = within(setup.checkpoint.eos_token_ids, setup.decoder.vocab_size)
+    engine.recording.start(config, met.hellos, met.num_blocks, epoch, eos)
     engine.start(Scheduler(_scheduler_limits(setup, met.num_blocks)), met.num_blocks, on_load)
     return engine
 

@@ -12,15 +12,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from metrale_ray.clock import Clock, Condition
 from metrale_ray.config import EngineConfig
+from metrale_ray.incidents import keep_incident, open_journal_of
 from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
 from metrale_ray.model.ranks import RankSetup
 from metrale_ray.protocol.front import FrontRouter, IsAllowed, Router
+from metrale_ray.protocol.journal.journal import Journal
+from metrale_ray.protocol.journal.records import Record
 from metrale_ray.protocol.keys import KeyPair, new_keys
 from metrale_ray.protocol.transport import Listening
 from metrale_ray.protocol.zmq_transport import ZmqTransport
@@ -34,6 +37,7 @@ class Surroundings(Protocol):
     clock: Clock
     keys: KeyPair
     num_cores: int  # of this machine
+    process: str | None  # its name in what the ranks tell each other; None: its number
 
     def condition(self) -> Condition:
         """A lock with waits, for any threads of this process."""
@@ -63,6 +67,14 @@ class Surroundings(Protocol):
         """The head's end of all fronts' connections."""
         ...
 
+    def journal(self) -> Journal:
+        """Where the head notes what it does. Raises ConfigError where there is to be one and cannot be."""
+        ...
+
+    def keep_incident(self, records: Sequence[Record]) -> None:
+        """Keep the last commands of an engine that ended badly, for whoever looks into it. Never raises."""
+        ...
+
 
 class HostSurroundings:
     """This host's. `host` is this node's own address."""
@@ -71,6 +83,7 @@ class HostSurroundings:
         self.clock: Clock = time.monotonic
         self.keys = new_keys()
         self.num_cores = os.cpu_count() or 1
+        self.process: str | None = None
         self._config = config
         self._host = host
         self._store: Any = None
@@ -116,6 +129,14 @@ class HostSurroundings:
     def front_router(self, is_allowed: IsAllowed) -> Router:
         """See Surroundings."""
         return FrontRouter(self._host, self.keys, is_allowed)
+
+    def journal(self) -> Journal:
+        """See Surroundings."""
+        return open_journal_of(self._config)
+
+    def keep_incident(self, records: Sequence[Record]) -> None:
+        """See Surroundings."""
+        keep_incident(self._config, 0, records)
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:

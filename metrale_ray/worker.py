@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from metrale_ray.clock import Clock
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import EpCommandFailed, LinkLost
+from metrale_ray.incidents import keep_incident
+from metrale_ray.last_commands import RememberingPort, started_record
 from metrale_ray.model.collectives import Collectives, TorchDistributed, join_store
 from metrale_ray.model.device import use_threads
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.protocol.commands import CommandFrame, Progress, Rank
+from metrale_ray.protocol.journal.records import Record
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import WorkerLink
 from metrale_ray.protocol.transport import Transport
@@ -28,6 +31,7 @@ from metrale_ray.protocol.zmq_transport import ZmqTransport
 
 log = logging.getLogger(__name__)
 
+Keep = Callable[[EngineConfig, int, Sequence[Record]], object]
 JoinGroup = Callable[[RankSetup, WorkerLink], Collectives]
 
 
@@ -43,13 +47,26 @@ class HeadAddress:
 
 
 class Worker:
-    """One rank, 1..n-1. `host` is this node's own address."""
+    """One rank, 1..n-1. `host` is this node's own address. `keep` gets its last commands when it ends badly.
 
-    def __init__(self, config: EngineConfig, rank: int, host: str, clock: Clock = time.monotonic) -> None:
+    `process` names it to the other ranks; None: by its number.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: int,
+        host: str,
+        clock: Clock = time.monotonic,
+        keep: Keep = keep_incident,
+        process: str | None = None,
+    ) -> None:
         self.rank = rank
         self._config = config
         self._host = host
         self._clock = clock
+        self._keep = keep
+        self._process = process
         self._keys = new_keys()
 
     @property
@@ -69,14 +86,20 @@ class Worker:
         link = WorkerLink(Rank(self.rank), transport, self._config.worker_version())
         collectives: Collectives | None = None
         try:
-            setup = open_rank(self._config, self.rank, self._host)
-            link.hello(introduce(setup))
-            link.expect_welcome(self._config.start_timeout_s)
+            setup = open_rank(self._config, self.rank, self._host, self._process)
+            hello = introduce(setup)
+            link.hello(hello)
+            welcome = link.expect_welcome(self._config.start_timeout_s)
             collectives = join_group(setup, link)
-            replica, model = build_replica(setup, collectives, link, _report(link))
+            port = RememberingPort(link, self._clock)
+            replica, model = build_replica(setup, collectives, port, _report(link), self._clock)
             log.info("rank %d is in the group", self.rank)
             try:
                 self._loop(replica, model)
+            except Exception as error:
+                started = started_record(self._config, [hello], hello.num_blocks, welcome.epoch, (), time.time())
+                self._keep(self._config, self.rank, port.last_commands.records(started, port.now_us, str(error)))
+                raise
             finally:
                 model.teardown()
         finally:

@@ -15,6 +15,7 @@ from metrale_ray.engine import Delivery
 from metrale_ray.errors import RequestError
 from metrale_ray.inbox import Inbox
 from metrale_ray.protocol.front import Abort, Finish, FrontId, Output, Submit
+from metrale_ray.recording import Recording
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.request import RequestId
 from metrale_ray.timelines import Timelines
@@ -27,7 +28,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
-        self.counters, self.timelines = Counters(), Timelines()
+        self.counters, self.timelines, self.recording = Counters(), Timelines(), Recording()
 
     def submit(self, request_ids: Sequence[RequestId], prompt: tuple[int, ...], params: Any, **said: Any) -> None:
         if 13 in prompt:

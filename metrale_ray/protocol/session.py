@@ -153,6 +153,11 @@ class HeadSession:
         """Where the stream is."""
         return self._state
 
+    @property
+    def settled(self) -> Settled | None:
+        """How the last command ended on all ranks, as the next one will say it; None before the first."""
+        return self._settled
+
     def frame(self, command: Command) -> CommandFrame:
         """The next command, numbered and encoded. Nothing changes when it is refused.
 

@@ -104,6 +104,10 @@ class Scheduler:
         """Rows that a step may have now."""
         return self._row_limit.rows
 
+    def sequences(self) -> list[Sequence]:
+        """All that have not ended, whether they run or wait; the caller changes none."""
+        return list(self._live.values())
+
     def add(self, *requests: Request) -> None:
         """Take requests into the queue, all of them, or raise RequestError at once; nothing has changed then."""
         sequences = self._sequences_of(requests)
