@@ -153,7 +153,7 @@ class LifeUnderway:
     head: Head | None = None
     head_task: Task | None = None
     loop: BatonLoop | None = None
-    around: SimSurroundings | None = None
+    incidents: list[Sequence[Record]] = field(default_factory=list)
     processes: dict[str, Process] = field(default_factory=dict)
 
     @property
@@ -262,8 +262,8 @@ class Group:
         loop = life.loop = BatonLoop(self.baton)
         journal = NoJournal() if self._journal is None else self._journal(life.number)
         process = life.processes["head"]
-        around = life.around = SimSurroundings(
-            self.baton, self.network, process, life.meeting, life.number, self._chance, journal
+        around = SimSurroundings(
+            self.baton, self.network, process, life.meeting, life.number, self._chance, journal, life.incidents
         )
         head = Head(life.config, HOST, around, life.epoch)
 
@@ -287,7 +287,11 @@ class Group:
         def join(setup: Any, link: WorkerLink) -> Any:
             return joined(life.meeting, process, setup, partial(_check_head, link))
 
-        worker = Worker(life.config, rank, HOST, lambda: baton.now)
+        def keep(config: EngineConfig, rank: int, records: Sequence[Record]) -> None:
+            if not process.is_dead:
+                life.incidents.append(records)
+
+        worker = Worker(life.config, rank, HOST, lambda: baton.now, keep, process.name)
         worker.serve(SimTransport(baton, "the head", end), join)
 
     def _stop_head(self, life: LifeUnderway) -> None:
@@ -325,7 +329,7 @@ class Group:
                 self.baton.turns - life.began_turn,
                 self.baton.now - life.began_s,
                 life.head,
-                () if life.around is None else tuple(life.around.incidents),
+                tuple(life.incidents),
             )
         )
 

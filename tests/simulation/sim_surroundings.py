@@ -70,6 +70,7 @@ class SimSurroundings:
     """Of one life's head. `chance` draws its keys."""
 
     num_cores = 3
+    process: str | None = "head"
 
     def __init__(
         self,
@@ -80,15 +81,16 @@ class SimSurroundings:
         life: int,
         chance: random.Random,
         journal: Journal,
+        incidents: list[Sequence[Record]],
     ) -> None:
         self.keys = drawn_keys(chance)
-        self.incidents: list[Sequence[Record]] = []
         self._baton = baton
         self._network = network
         self._process = process
         self._meeting = meeting
         self._life = life
         self._journal = LivingJournal(journal, process)
+        self._incidents = incidents
         self._numbers = itertools.count(1)
 
     def clock(self) -> float:
@@ -131,9 +133,9 @@ class SimSurroundings:
         return self._journal
 
     def keep_incident(self, records: Sequence[Record]) -> None:
-        """See Surroundings. They are kept in `incidents`."""
+        """See Surroundings. They go to `incidents`."""
         if not self._process.is_dead:
-            self.incidents.append(records)
+            self._incidents.append(records)
 
     def _loop(self) -> BatonLoop:
         loop = asyncio.get_running_loop()
