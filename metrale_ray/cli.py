@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The command line: `metrale-ray` with its commands serve, generate, batch, chat, demo, inspect, doctor, bench
-and cluster.
+"""The command line: `metrale-ray` with its commands serve, generate, batch, chat, demo, inspect, doctor, bench,
+cluster, and for journals inspect-journal, replay and bisect.
 
 Rules: answers go to standard output, everything else to standard error. A failure is one line `error: ...`; with
-`--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed, or the doctor found a problem;
-2 the caller's mistake; 3 the engine could not start, or could not with this checkpoint; 4 it ended; 130 interrupted;
-143 terminated.
+`--log-level debug` a traceback goes before it. Exit codes: 0; 1 some request failed, the doctor found a problem, or a
+replay differs; 2 the caller's mistake; 3 the engine could not start, or could not with this checkpoint; 4 it ended;
+130 interrupted; 143 terminated.
 
 What it leaves out: flags (`cli_flags`, `cli_parser`), prompts (`cli_prompts`), the conversation (`cli_chat`), the
 service (`cli_serve`), batches (`cli_batch`), what `inspect` and `doctor` write (`cli_inspect`, `cli_doctor`),
-configurations of clusters (`cli_cluster`), and everything that the driver does (`llm`).
+configurations of clusters (`cli_cluster`), journals (`cli_journal`, `cli_inspect_journal`), and everything that the
+driver does (`llm`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from metrale_ray import cli_batch, cli_bench, cli_chat, cli_cluster, cli_doctor, cli_inspect, cli_serve
+from metrale_ray import (
+    cli_batch,
+    cli_bench,
+    cli_chat,
+    cli_cluster,
+    cli_doctor,
+    cli_inspect,
+    cli_inspect_journal,
+    cli_journal,
+    cli_serve,
+)
 from metrale_ray.cli_answers import AnswerWriter, tell_failed
 from metrale_ray.cli_flags import DEFAULT_QUESTION, engine_config, request_options, sampling_params
 from metrale_ray.cli_parser import make_parser
@@ -76,6 +87,8 @@ def main(
                     return cli_cluster.cluster(given, answers)
                 case "batch":
                     return cli_batch.batch(given, open_llm or _open_llm)
+                case "replay" | "bisect" | "inspect-journal":
+                    return journal(given, answers)
                 case "bench":
                     return cli_bench.bench_serve(given, os.environ, answers)
                 case _:
@@ -165,6 +178,18 @@ def doctor(given: Mapping[str, Any], answers: TextIO) -> int:
         timeout_s=given.get("timeout_s", cli_doctor.NODE_TIMEOUT_S),
         as_json=bool(given.get("json")),
     )
+
+
+def journal(given: Mapping[str, Any], answers: TextIO) -> int:
+    """Show a journal, run it again, or find where two runs part."""
+    _configure({name: given[name] for name in ("log_level",) if name in given}, model="none")  # for its log lines
+    match given["command"]:
+        case "inspect-journal":
+            return cli_inspect_journal.inspect_journal(given, answers)
+        case "replay":
+            return cli_journal.replay(given, answers)
+        case _:
+            return cli_journal.bisect(given, answers)
 
 
 def _open_llm(config: EngineConfig) -> LLM:

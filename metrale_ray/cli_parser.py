@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import metrale_ray
 from metrale_ray import cli_bench_flags as bench_flags
 from metrale_ray import cli_cluster_flags as cluster_flags
+from metrale_ray import cli_journal_flags as journal_flags
 from metrale_ray.cli_batch import BATCH_FLAGS, BATCH_LIMIT_FLAGS, STRICTNESS_FLAGS
 from metrale_ray.cli_flags import (
     CONFIG_FLAG,
@@ -72,6 +73,7 @@ def make_parser() -> Parser:
     _add_doctor(commands)
     _add_bench(commands)
     _add_cluster(commands)
+    _add_journals(commands)
     return parser
 
 
@@ -149,6 +151,27 @@ def _add_cluster(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "Wait until all nodes of a cluster have joined Ray, and name those that do not come. Run it on the head."
     wait = kinds.add_parser("wait", help="wait until all nodes have joined Ray", description=text)
     _add_group(wait, "cluster", WAIT_FLAGS)
+
+
+def _add_journals(commands: argparse._SubParsersAction[Parser]) -> None:
+    text = "Show what a journal says: commands, sequences, failures, and how far ranks lagged behind."
+    inspect = commands.add_parser("inspect-journal", help="show what a journal says", description=text)
+    inspect.add_argument("journal", metavar="JOURNAL", help="a journal's folder, or one file of it, or a dump")
+    _add_group(inspect, "which of it", journal_flags.INSPECT_FLAGS)
+    _add_group(inspect, "output", (*journal_flags.OUTPUT_FLAGS, *journal_flags.LOG_FLAGS))
+    text = "Run a journal again in this process, command by command, and stop at the first difference."
+    replay = commands.add_parser("replay", help="run a journal again", description=text)
+    replay.add_argument("journal", metavar="JOURNAL", help="a journal's folder")
+    _add_group(replay, "ranks", journal_flags.replay_flags())
+    _add_group(replay, "output", (*journal_flags.OUTPUT_FLAGS, *journal_flags.LOG_FLAGS))
+    text = "Find the first command at which two journals differ, or one journal under two configurations."
+    bisect = commands.add_parser("bisect", help="find where two runs of the same commands part", description=text)
+    bisect.add_argument("journal", metavar="A", help="a journal's folder")
+    bisect.add_argument(
+        "other", metavar="B", nargs="?", help="another one; without it A is run twice, as --a and --b say"
+    )
+    _add_group(bisect, "what is compared", journal_flags.bisect_flags())
+    _add_group(bisect, "output", (*journal_flags.OUTPUT_FLAGS, *journal_flags.LOG_FLAGS))
 
 
 def _engine_flags(settings: tuple[str, ...]) -> tuple[Flag, ...]:

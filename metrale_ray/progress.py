@@ -98,6 +98,26 @@ def counted(total: int, unit: str, *, shown: bool) -> Iterator[Callable[[], None
         yield advance
 
 
+@contextmanager
+def phases() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for work of several phases; the function it gives is told the phase, what is done and what there is."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    is_terminal, next_line = sys.stderr.isatty(), time.monotonic() + LOG_EVERY_S
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console(), transient=True, disable=not is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(phase: str, done: int, total: int) -> None:
+            nonlocal next_line
+            bar.update(task, description=phase, completed=done, total=total)
+            if not is_terminal and time.monotonic() >= next_line:
+                next_line = time.monotonic() + LOG_EVERY_S
+                _say(f"{phase}: {100 * done // max(total, 1)} %")
+
+        yield update
+
+
 def _say(line: str) -> None:
     _console().print(line, highlight=False, soft_wrap=True)
 

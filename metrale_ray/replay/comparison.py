@@ -10,15 +10,14 @@ What is left out: which commands (`player`), and what users are shown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from metrale_ray.protocol.commands import Logits, Reply, Span, Status, command_rows
 from metrale_ray.protocol.journal.records import RankAnswer, TokenNote, probes
 from metrale_ray.readout import Readout
+from metrale_ray.replay.parting import Tensor, largest_gap
 from metrale_ray.replay.player import Played
-from metrale_ray.replay.ranks import Tensor
 from metrale_ray.scheduler.request import RequestId
 
 PORTABLE = ("command", "tokens", "blocks", "lengths", "digest")
@@ -131,19 +130,6 @@ class Comparison:
 
     def _is_exact(self, played: Played) -> bool:
         return self.has_same_kernels and not played.is_approximate
-
-
-def largest_gap(recorded: Sequence[float], found: Sequence[float]) -> float:
-    """The largest difference of two numbers at one place; infinite where only one is a number."""
-    gaps = [_gap(a, b) for a, b in zip(recorded, found, strict=False)]
-    return max(gaps, default=0.0) if len(recorded) == len(found) else math.inf
-
-
-def _gap(recorded: float, found: float) -> float:
-    if recorded == found or (math.isnan(recorded) and math.isnan(found)):
-        return 0.0
-    gap = abs(recorded - found)
-    return math.inf if math.isnan(gap) else gap
 
 
 def _sampling_rows(played: Played) -> Iterator[tuple[int, RequestId]]:

@@ -18,9 +18,8 @@ from metrale_ray.errors import FrameError, JournalError
 from metrale_ray.protocol.codec import decode_command
 from metrale_ray.protocol.commands import Command, command_rows
 from metrale_ray.protocol.journal.records import Answered, Commanded, ReadRecord, Sampled, TokenNote
-from metrale_ray.replay.comparison import largest_gap
 from metrale_ray.replay.names import cmd_name
-from metrale_ray.replay.parting import BisectResult, Parting
+from metrale_ray.replay.parting import BisectResult, Parting, largest_gap
 
 Differing = tuple[str, str, str, int | None]
 """The name of a field, what A and B have there, and the row that it is of."""

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from metrale_ray.replay.ranks import Tensor
+Tensor = Any  # of torch, which is imported under `model` and `sampling` alone
 
 DEFAULT_TOLERANCE = 1e-3
 """Logits of one model in float32 differ by less, whatever adds them up, and by more as soon as something is wrong."""
@@ -60,3 +62,16 @@ def logit_gaps(a_RV: Tensor, b_RV: Tensor) -> Tensor:
     a_RV, b_RV = a_RV.cpu(), b_RV.cpu()
     is_same_RV = (a_RV == b_RV) | (a_RV.isnan() & b_RV.isnan())
     return (a_RV - b_RV).abs().masked_fill(is_same_RV, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def largest_gap(recorded: Sequence[float], found: Sequence[float]) -> float:
+    """The largest difference of two numbers at one place; infinite where only one is a number."""
+    gaps = [_gap(a, b) for a, b in zip(recorded, found, strict=False)]
+    return max(gaps, default=0.0) if len(recorded) == len(found) else math.inf
+
+
+def _gap(recorded: float, found: float) -> float:
+    if recorded == found or (math.isnan(recorded) and math.isnan(found)):
+        return 0.0
+    gap = abs(recorded - found)
+    return math.inf if math.isnan(gap) else gap

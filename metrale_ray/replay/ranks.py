@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from metrale_ray.baton import Baton, Deadlock
 from metrale_ray.config import EngineConfig
@@ -22,8 +21,8 @@ from metrale_ray.model.device import use_threads
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
 from metrale_ray.protocol.commands import Command, CommandFrame, Envelope, Progress, Reply, Settled, Status
+from metrale_ray.replay.parting import Tensor
 
-Tensor = Any  # of torch, which is imported under `model` and `sampling` alone
 OnLoad = Callable[[int, int], None]
 """Called with the bytes that are loaded and all that are to be."""
 

@@ -20,7 +20,8 @@ from metrale_ray.protocol.fields import Fields
 from metrale_ray.protocol.front.params_map import read_params
 from metrale_ray.protocol.journal.records import Admitted, LiveNote, RowNote
 from metrale_ray.readout import Readout, read_out
-from metrale_ray.replay.ranks import ReplayRanks, Tensor
+from metrale_ray.replay.parting import Tensor
+from metrale_ray.replay.ranks import ReplayRanks
 from metrale_ray.sampling.history import DistinctTokens
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.plan import PlanRow
