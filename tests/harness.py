@@ -20,8 +20,10 @@ from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.model.collectives import Collectives, InProcess, InProcessGroup, OneRank
 from metrale_ray.model.ranks import RankSetup, open_rank
 from metrale_ray.protocol.commands import Rank
+from metrale_ray.protocol.journal.journal import Journal
 from metrale_ray.protocol.link import HeadLink, WorkerLink
 from metrale_ray.protocol.transport import memory_pair
+from metrale_ray.recording import Recording
 from metrale_ray.sampling.logprobs import TokenLogprobs
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.request import RequestId
@@ -95,7 +97,14 @@ Script = Callable[[Driver], None]
 
 
 def run_engine(
-    model: Path | str, script: Script, *, ep_size: int = 1, seed: int = 0, dtype: str = "float32", **settings: Any
+    model: Path | str,
+    script: Script,
+    *,
+    ep_size: int = 1,
+    seed: int = 0,
+    dtype: str = "float32",
+    journal: Journal | None = None,
+    **settings: Any,
 ) -> Outcome:
     """Run `script` against an engine of `ep_size` ranks, then shut it down, and say how everything ended."""
     config = EngineConfig(model=str(model), ep_size=ep_size, dtype=dtype, device="cpu", **settings).resolved({})
@@ -119,7 +128,14 @@ def run_engine(
             met = shake_hands(setup, links, EPOCH)
             collectives = join(setup)
             engine = start_engine(
-                setup, links, collectives, met, epoch=EPOCH, deliver=_into(answers), on_load=lambda r, p: None
+                setup,
+                links,
+                collectives,
+                met,
+                epoch=EPOCH,
+                deliver=_into(answers),
+                on_load=lambda r, p: None,
+                recording=Recording(journal),
             )
             script(Driver(engine, answers))
             stats.update(engine.stats())
@@ -131,7 +147,7 @@ def run_engine(
                 link.close()
 
     def worker(rank: int) -> Callable[[], None]:
-        return lambda: Worker(config, rank, "memory").serve(pairs[rank][1], join)
+        return lambda: Worker(config, rank, "memory", keep=lambda *_: None).serve(pairs[rank][1], join)
 
     tasks: Mapping[str, Callable[[], Any]] = {"head": head} | {f"rank {r}": worker(r) for r in pairs}
     left = baton.run(tasks)
