@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["validation", "before", "inside", "after", "reply"]
 PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
-FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", "diverge")
+DAMAGES = ("diverge", "flip_token", "flip_block", "flip_length", "flip_weight", "flip_expert", "flip_kv")
+FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", *DAMAGES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "flash")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -47,7 +48,15 @@ MIN_JOURNAL_BYTES = 2**20  # below this not even the start of a life with long p
 QUOTED = re.compile(r"'([^']*)'")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
-KNOWN_VARIABLES = (ENV_VAR, "METRALE_CACHE_DIR", "METRALE_LOG_LEVEL", "METRALE_API_KEY", "METRALE_ADMIN_KEY")
+JOURNAL_VAR = "METRALE_JOURNAL"
+KNOWN_VARIABLES = (
+    ENV_VAR,
+    JOURNAL_VAR,
+    "METRALE_CACHE_DIR",
+    "METRALE_LOG_LEVEL",
+    "METRALE_API_KEY",
+    "METRALE_ADMIN_KEY",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +70,31 @@ class FaultSpec:
     raises, "poison" raises SlotPoisoned for the sequence's slot, "leave" raises Desync, "kill" ends the process, "stop"
     stops it (SIGSTOP), "slow" holds it up for `seconds`, "diverge" corrupts the rank's digest. `blame` says whether the
     error names the slot.
+
+    The "flip_" kinds damage the rank's memory once, without a word: as soon as the command is staged and before it
+    runs, whatever the phase. "flip_token", "flip_block" and "flip_length" are for one row of the command, as staged
+    here; "flip_kv" for a cached value of a sequence in it that has some. "flip_weight" and "flip_expert" are for a
+    weight of `tensor` (the parameter's name in the shard plan; None: the first that is on all ranks, or that has
+    experts), "flip_weight" and "flip_kv" for a high bit of the exponent.
     """
 
     rank: int
     phase: Phase
-    kind: Literal["fail", "poison", "leave", "kill", "stop", "slow", "diverge"] = "fail"
+    kind: Literal[
+        "fail",
+        "poison",
+        "leave",
+        "kill",
+        "stop",
+        "slow",
+        "diverge",
+        "flip_token",
+        "flip_block",
+        "flip_length",
+        "flip_weight",
+        "flip_expert",
+        "flip_kv",
+    ] = "fail"
     layer: int = 0
     first_token: int | None = None
     command: int | None = None
@@ -73,6 +102,7 @@ class FaultSpec:
     blame: bool = False
     message: str = "injected fault"
     seconds: float = 0.0
+    tensor: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("the phase of a fault", self.phase, PHASES)
@@ -80,6 +110,8 @@ class FaultSpec:
         for name in ("rank", "layer", "first_token", "command"):
             if getattr(self, name) is not None or name in ("rank", "layer"):
                 _at_least(f"the {name} of a fault", getattr(self, name), 0)
+        if self.tensor is not None and self.kind not in ("flip_weight", "flip_expert"):
+            raise ConfigError(f"a fault of kind {self.kind!r} is for no tensor; leave out tensor {self.tensor!r}")
         if not _is_number(self.seconds) or not 0 <= self.seconds <= 3600:
             raise ConfigError(f"the seconds of a fault are {self.seconds!r}; they must be a number from 0 to 3600")
 
@@ -154,7 +186,7 @@ class EngineConfig:
         changes: dict[str, Any] = {
             "model": _absolute_folder(self.model),
             "ep_protocol": version.label,
-            "journal": self.journal and os.path.abspath(os.path.expanduser(self.journal)),
+            "journal": _absolute(self.journal or variables.get(JOURNAL_VAR)),
             "address": self.address or variables.get(RAY_ADDRESS) or None,
         }
         if version is ProtocolVersion.V1 and self.max_batch_size != 1:
@@ -262,6 +294,11 @@ def _absolute_folder(model: str) -> str:
     """`model`, made absolute where it is a folder here: a rank's working directory and home may be others."""
     path = os.path.expanduser(model)
     return os.path.abspath(path) if os.path.isdir(path) else model
+
+
+def _absolute(folder: str | None) -> str | None:
+    """`folder`, made absolute: the head's working directory may be another; None where none is given."""
+    return os.path.abspath(os.path.expanduser(folder)) if folder else None
 
 
 def _faults(values: Any) -> tuple[FaultSpec, ...]:

@@ -8,11 +8,15 @@ property test more examples, and raises `scale`. Nothing here imports torch: tes
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests import journals
 
 # The default run is the same each time and has no clock in it, so that a busy machine cannot fail it.
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -36,6 +40,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if any(map(item.get_closest_marker, later))]
     items[:] = [item for item in items if not any(map(item.get_closest_marker, later))]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _journals() -> Iterator[None]:
+    """Every engine of the run writes a journal. They stay where a test has failed, and its report tells where."""
+    before = os.environ.get(journals.JOURNAL_VAR)
+    folder = journals.folder()
+    failed_before = journals.num_reported
+    yield
+    if before is None:
+        del os.environ[journals.JOURNAL_VAR]
+        if journals.num_reported == failed_before:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.when == "setup":
+        journals.begin()
+    if report.failed and (lines := journals.report()):
+        report.sections.append(("journals; each runs again by", "\n".join(lines)))
+    return report
 
 
 @pytest.fixture(scope="session")

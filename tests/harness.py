@@ -20,7 +20,7 @@ from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.model.collectives import Collectives, InProcess, InProcessGroup, OneRank
 from metrale_ray.model.ranks import RankSetup, open_rank
 from metrale_ray.protocol.commands import Rank
-from metrale_ray.protocol.journal.journal import Journal
+from metrale_ray.protocol.journal.journal import Journal, MemoryJournal
 from metrale_ray.protocol.link import HeadLink, WorkerLink
 from metrale_ray.protocol.transport import memory_pair
 from metrale_ray.recording import Recording
@@ -29,6 +29,7 @@ from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.request import RequestId
 from metrale_ray.start import shake_hands, start_engine
 from metrale_ray.worker import Worker
+from tests.journals import remember
 
 GREEDY = TokenParams(temperature=0, max_tokens=8, ignore_eos=True)
 EPOCH = 1
@@ -135,7 +136,7 @@ def run_engine(
                 epoch=EPOCH,
                 deliver=_into(answers),
                 on_load=lambda r, p: None,
-                recording=Recording(journal),
+                recording=Recording(remember(MemoryJournal()) if journal is None else journal),
             )
             script(Driver(engine, answers))
             stats.update(engine.stats())

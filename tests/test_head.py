@@ -21,6 +21,7 @@ from metrale_ray.protocol.keys import new_keys
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.worker import Worker
 from tests.fixtures.succ import write_succ
+from tests.journals import environment
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 30.0
@@ -39,7 +40,7 @@ class Process:
 
     def __init__(self, model: Path, ep_size: int, **settings: Any) -> None:
         given = {"max_batch_size": 4, "max_model_len": 4000, "dtype": "float32", "device": "cpu", **settings}
-        self.config = EngineConfig(model=str(model), ep_size=ep_size, **given).resolved({})
+        self.config = EngineConfig(model=str(model), ep_size=ep_size, **given).resolved(environment())
         self.worker_errors: list[BaseException | None] = [None] * ep_size
         self.failure: MetraleError | None = None
         self.head = Head(self.config, HOST)
