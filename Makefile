@@ -11,7 +11,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCHMARKS := bench/decode.py bench/protocol.py bench/sampler.py bench/serve.py
+BENCHMARKS := bench/decode.py bench/journal.py bench/protocol.py bench/sampler.py bench/serve.py
 
 # One thread per process: several ranks share the cores, and sums then have the same bits on every machine.
 export OMP_NUM_THREADS ?= 1

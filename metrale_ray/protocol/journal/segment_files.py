@@ -51,6 +51,7 @@ class SegmentFiles:
         self._parts: list[bytes] = []
         self._num_parts_bytes = 0
         self._number = 0
+        self._was_forced = False
         self._file = -1
         self._life = Life.begin(folder, wall_clock())
         try:
@@ -71,15 +72,17 @@ class SegmentFiles:
 
     @property
     def is_due(self) -> bool:
-        """Whether a new segment should begin."""
+        """Whether a new segment should begin: this one is full, or old, or began without a snapshot."""
         age_s = self._wall_clock() - self._began_s
-        return self._size_bytes >= self._segment_bytes or age_s >= self._max_age_s / SEGMENTS_PER_AGE
+        is_full = self._size_bytes >= self._segment_bytes
+        return is_full or self._was_forced or age_s >= self._max_age_s / SEGMENTS_PER_AGE
 
     def put(self, payload: bytes) -> None:
         """Write a record, soon; in a new segment if this one has no room for it."""
         record = pack_record(payload)
         if self._size_bytes + len(record) > 2 * self._segment_bytes and not self.is_fresh:
             self.roll()
+            self._was_forced = True
         self._parts.append(record)
         self._size_bytes += len(record)
         self._num_parts_bytes += len(record)
@@ -98,6 +101,7 @@ class SegmentFiles:
             os.close(self._file)
             self._file = -1
         self._number += 1
+        self._was_forced = False
         path = self._life.path / segment_name(self._number)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         self._size_bytes = len(MAGIC)

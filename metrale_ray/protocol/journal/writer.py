@@ -20,7 +20,6 @@ from typing import Any
 
 from metrale_ray.clock import Clock
 from metrale_ray.errors import ConfigError, FrameError
-from metrale_ray.protocol.journal.journal import at_us_of
 from metrale_ray.protocol.journal.record_codec import encode_record
 from metrale_ray.protocol.journal.records import (
     Admitted,
@@ -206,7 +205,7 @@ class JournalWriter:
 
     def _let_go(self, record: Record, why: str) -> bool:
         log.warning("a record of the journal in %s is left out (%s): %s", self.life, type(record).__name__, why)
-        self._files.put(encode_record(Gap(at_us_of(record), 1)))
+        self._files.put(encode_record(Gap(self._now_us(), 1)))
         # Another snapshot would be as large: the next one is asked for when the next segment is due.
         return type(record) is Snapshot
 
