@@ -72,12 +72,12 @@ def _read(seat: Seat, client: FrontClient, began_s: float, got: Got, arrived: di
         got.is_over = True
         return
     got.outputs = arrived[handle.request_id]
-    got.is_sent, got.sent_at_s = True, seat.now_s
+    got.is_sent = True
     try:
         _follow(handle, got)
     except EngineDead as error:
         got.error = error
-    got.is_over, got.over_at_s = True, seat.now_s
+    got.is_over = True
 
 
 def _follow(handle: RequestHandle, got: Got) -> None:

@@ -20,11 +20,8 @@ from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import Output
 from tests.simulation.faults import FrameFault, Partition, ProcessFault
 from tests.simulation.oracle import Expected, Oracle
-from tests.simulation.schedule import FINE, SHORT_STOP_S, EngineFault, Fault, ends_of
+from tests.simulation.schedule import FINE, SHORT_STOP_S, EngineFault, Fault, ends_of, must_end
 from tests.simulation.workload import Ask, Life, Workload
-
-SLACK_S = 1.0
-"""How much later than its deadline a request may end where nothing is delayed on purpose, in virtual seconds."""
 
 TOLERANCE = 1e-3
 """Of log probabilities: sums over other rows and ranks differ in the last bits."""
@@ -35,7 +32,7 @@ class Got:
     """What the front of one request saw: every output for it, and how its wait ended.
 
     `outputs` are all that reached the front's client, those too that it lets go. `error` is what the reader got in the
-    end where that was no output. `is_over`: the reader came to an end at all. Times are virtual seconds.
+    end where that was no output. `is_over`: the reader came to an end at all.
     """
 
     ask: Ask
@@ -43,8 +40,6 @@ class Got:
     error: BaseException | None = None
     is_sent: bool = False
     is_over: bool = False
-    sent_at_s: float = 0.0
-    over_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -63,7 +58,7 @@ def violations(workload: Workload, oracle: Oracle, results: Sequence[LifeResult]
     """One line for each thing that is wrong; none when all is well."""
     found: list[str] = []
     for life, result in zip(workload.lives, results, strict=True):
-        lines = [*result.complaints, *_end(result)]
+        lines = [*result.complaints, *_end(result, workload.ep_size)]
         for got in result.got:
             where = f"request {result.got.index(got)} ({got.ask.of.name}) of front {got.ask.front}"
             lines += [f"{where}: {line}" for line in _answer(got, workload, life, oracle, result)]
@@ -74,10 +69,13 @@ def violations(workload: Workload, oracle: Oracle, results: Sequence[LifeResult]
 # A life's end ------------------------------------------------------------------------------------------------------
 
 
-def _end(result: LifeResult) -> Iterator[str]:
+def _end(result: LifeResult, ep_size: int) -> Iterator[str]:
     allowed = FINE.union(*(ends_of(fault) for fault in result.fired))
     if result.end not in allowed:
         yield f"it ended with {result.end} ({result.message}); its faults allow {sorted(allowed)}"
+    for fault in result.fired:
+        if must_end(fault, ep_size) and result.end == "fine":
+            yield f"it went on, and should have ended by {fault}"
 
 
 # An answer ---------------------------------------------------------------------------------------------------------
@@ -130,16 +128,14 @@ def _ending(
     got: Got, index: int, end: Output, tokens: tuple[int, ...], expected: Expected, result: LifeResult
 ) -> Iterator[str]:
     ask, reason = got.ask, end.finish_reason
-    is_whole = tokens == expected.token_ids
+    is_whole = reason == expected.finish_reason and tokens == expected.token_ids
+    is_stopped = reason == "stop" and ask.then == "finish" and ask.index == index
     if reason == "error":
         yield from _error(ask, end.error[0] if end.error else "", result)
     elif reason == "abort":
         if ask.then != "abort":
             yield "it was aborted, and nobody asked for that"
-    elif reason == expected.finish_reason and is_whole:
-        if ask.timeout_s is not None and not result.fired and got.over_at_s - got.sent_at_s > ask.timeout_s + SLACK_S:
-            yield f"it ended after {got.over_at_s - got.sent_at_s:.3f} s, and its deadline was {ask.timeout_s} s"
-    elif not (reason == "stop" and ask.then == "finish" and ask.index == index):
+    elif not is_whole and not is_stopped:
         yield f"it ended by {reason} after {tokens}; it must end by {expected.finish_reason} after {expected.token_ids}"
 
 

@@ -2,9 +2,9 @@
 """`Ledger`: the journal of one life that checks each record as it comes, on the head's own thread.
 
 It checks what the head orders, hears, decides and tells: numbers and outcomes of commands, whose tokens rows hold, one
-token for each row that samples and none of a step that failed, one end for each sequence. After each command it
-compares every rank, and before each step the head's pools, with the `mirror`. What is wrong goes to `complaints`;
-nothing is raised into the engine.
+token for each row that samples and none of a step that failed, nothing of a request whose time is up, one end for each
+sequence. After each command it compares every rank, and before each step the head's pools, with the `mirror`. What is
+wrong goes to `complaints`; nothing is raised into the engine.
 
 It keeps all records, for a replay.
 """
@@ -26,10 +26,10 @@ MAX_COMPLAINTS = 20
 
 @dataclass(slots=True)
 class Known:
-    """One sequence: its tokens so far, how many are of the prompt, and how it ended."""
+    """One sequence: its tokens so far, how it ended, and when its time was up (microseconds)."""
 
     tokens: list[int]
-    num_prompt: int
+    late_at_us: float | None = None
     end: str | None = None
 
 
@@ -49,6 +49,7 @@ class Ledger:
     is_snapshot_due: bool = False
     _seq: int | None = None  # of the last command
     _settled: Settled | None = None  # what the next command must say of it
+    _step_over_us: int = 0  # when the last command with rows was answered
     _owed: dict[int, int] = field(default_factory=dict)  # rows of the last successful command that sample, by request
 
     # What a Journal is ----------------------------------------------------------------------------------------------
@@ -91,7 +92,8 @@ class Ledger:
         for request_id in record.request_ids:
             if request_id in self.sequences:
                 yield f"request id {request_id} is used twice"
-            self.sequences[request_id] = Known(list(prompt), len(prompt))
+            late_at_us = None if record.deadline_s is None else record.at_us + record.deadline_s * 1e6
+            self.sequences[request_id] = Known(list(prompt), late_at_us)
 
     def _commanded(self, record: Commanded) -> Iterator[str]:
         assert record.data is not None, "this journal is not redacted"
@@ -129,6 +131,8 @@ class Ledger:
                     f"request {row.request_id} has {known.tokens[span.start : span.end]} from {span.start} on, and "
                     f"command {record.seq} {span.token_ids}"
                 )
+            elif known.late_at_us is not None and known.late_at_us < self._step_over_us:
+                yield f"request {row.request_id} runs in command {record.seq}, and its time was up before"
             elif row.samples != (span.end == len(known.tokens)):
                 yield f"whether request {row.request_id} samples in command {record.seq} is said to be {row.samples}"
 
@@ -143,6 +147,8 @@ class Ledger:
             yield from self._compare_ranks(record)
         self._settled = Settled(record.seq, record.kind == "ok")
         last = next((r for r in reversed(self.records) if isinstance(r, Commanded)), None)
+        if last is not None and last.rows:
+            self._step_over_us = record.at_us
         if record.kind == "ok" and last is not None:
             self._owed = {row.request_id: row.slot for row in last.rows if row.samples}
         self.mirror.settle(record.kind == "ok")

@@ -16,7 +16,7 @@ from pathlib import Path
 from metrale_ray.baton import Deadlock, Killed, Overrun
 from metrale_ray.config import EngineConfig
 from metrale_ray.engine import Engine
-from metrale_ray.errors import EngineDead, MetraleError
+from metrale_ray.errors import EngineDead, LinkLost, MetraleError
 from metrale_ray.head import FIRST_EPOCH
 from metrale_ray.protocol.journal.journal import Journal
 from metrale_ray.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ from tests.simulation.invariants import Got, LifeResult, violations
 from tests.simulation.ledger import Ledger
 from tests.simulation.mirror import pools
 from tests.simulation.oracle import Oracle
-from tests.simulation.schedule import STEP_TIMEOUT_S, EngineFault, Fault, draw_schedule, is_violent
+from tests.simulation.schedule import RANK_AT_FAULT, STEP_TIMEOUT_S, EngineFault, Fault, draw_schedule, is_violent
 from tests.simulation.shrink import Case
 from tests.simulation.watch import Sight, Watch, watch
 from tests.simulation.workload import draw_workload
@@ -37,6 +37,8 @@ REST_S = 200.0
 fault lasts."""
 
 START_TIMEOUT_S = 60.0
+AT_FAULT = ("fails whatever it is given", "again and again")
+"""What the head says of a rank that it gives up by its own judgement."""
 
 
 @dataclass(slots=True)
@@ -182,8 +184,9 @@ class _Run:
 
     def _required_engine(self) -> Engine:
         head = self._group.head
-        assert head is not None and head._engine is not None, "asked after the scheduler was found"
-        return head._engine
+        engine = None if head is None else head._engine
+        assert engine is not None, "asked after the scheduler was found"
+        return engine
 
     # How a life ended ----------------------------------------------------------------------------------------------
 
@@ -212,6 +215,8 @@ def _end_of(life: Life, sight: Sight) -> tuple[str, str]:
     if isinstance(life.head, Killed):
         return "killed", "the head's process was killed"
     error = life.head if sight.failure is None else sight.failure
+    if isinstance(error, LinkLost) and any(words in error.message for words in AT_FAULT):
+        return RANK_AT_FAULT, error.message
     return getattr(error, "code", type(error).__name__), f"{error}"
 
 

@@ -69,6 +69,9 @@ KINDS: dict[str, type[Any]] = {
     "engine": EngineFault,
 }
 
+RANK_AT_FAULT = "rank_at_fault"
+"""The end by a rank that fails whatever it is given, which is a LinkLost of the head's own judgement."""
+
 FINE = frozenset({"fine"})
 LOST = frozenset({"fine", "link_lost", "start_error"})
 OUT_OF_ORDER = frozenset({"fine", "link_lost", "session_error", "start_error"})
@@ -98,9 +101,9 @@ def ends_of(fault: Fault) -> frozenset[str]:
         case SumFault():
             return LOST
         case EngineFault(kind="fail" | "poison"):
-            return frozenset({"fine", "link_lost"})  # a rank that fails whatever it is given is lost
+            return frozenset({"fine", RANK_AT_FAULT})
         case EngineFault():
-            return frozenset({"fine", "link_lost", "desync"})
+            return frozenset({"fine", "desync"})
 
 
 def _ends_of_process(fault: ProcessFault) -> frozenset[str]:
@@ -109,6 +112,11 @@ def _ends_of_process(fault: ProcessFault) -> frozenset[str]:
     if fault.kind == "stop" and fault.for_s is not None and fault.for_s < HEARTBEAT_S / 2:
         return FINE
     return LOST | {"killed"} if fault.process == "head" else LOST
+
+
+def must_end(fault: Fault, ep_size: int) -> bool:
+    """Whether a life in which this fault fired may not go on: a rank that differs must be found."""
+    return isinstance(fault, EngineFault) and fault.kind == "diverge" and ep_size > 1
 
 
 def is_violent(fault: Fault) -> bool:
@@ -128,9 +136,12 @@ def draw_schedule(seed: int, workload: Workload) -> tuple[Fault, ...]:
 
 def _of_life(chance: random.Random, number: int, life: Life, ep_size: int, is_last: bool) -> list[Fault]:
     """A life that others follow mostly ends by violence."""
-    weights = (7, 4, 4, 6) if is_last else (1, 1, 1, 6)
+    weights = (7, 4, 5, 6) if is_last else (1, 1, 1, 6)
     kind = chance.choices(("none", "gentle", "engine", "violent"), weights)[0]
     gentle = [_gentle(chance, number, life, ep_size) for _ in range(chance.randint(1, 3))]
+    if number > 0 and ep_size > 1 and chance.random() < 0.5:
+        gentle.append(_violence_to_frame(chance, number, *_rank_link(chance, ep_size), "stale"))
+        kind = "gentle"
     match kind:
         case "none":
             return []
@@ -188,7 +199,7 @@ def _violent(chance: random.Random, life: int, of_life: Life, ep_size: int) -> F
             return _violence_to_front(chance, life, of_life)
         case "frame":
             sender, receiver = _rank_link(chance, ep_size)
-            kinds = ["lose", "duplicate", "truncate", "flip", "close", "delay"] + ["stale"] * 6 * (life > 0)
+            kinds = ["lose", "duplicate", "truncate", "flip", "close", "delay"]
             return _violence_to_frame(chance, life, sender, receiver, chance.choice(kinds))
         case "partition":
             a, b = _rank_link(chance, ep_size)

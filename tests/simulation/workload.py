@@ -100,7 +100,7 @@ def draw_workload(seed: int) -> Workload:
     batch = chance.choice((2, 3, 4, 8)) if version == "v2" else 1
     block_size = 4
     max_model_len = chance.choice((24, 40, 40, 64))
-    num_lives = chance.choices((1, 2), (5, 1))[0]
+    num_lives = chance.choices((1, 2), (3, 1))[0]
     return Workload(
         ep_size=chance.choices((1, 2, 3, 4), (4, 8, 5, 3))[0],
         ep_protocol=version,
@@ -128,7 +128,7 @@ def _life(chance: random.Random, most_asks: int) -> Life:
     asks = [_ask(chance, num_fronts, pace_s) for _ in range(chance.randint(1, most_asks))]
     leaves = []
     if chance.random() < 0.15:
-        at_s = round(chance.uniform(0, 0.2), 4)
+        at_s = round(0.001 * 200 ** chance.random(), 4)
         leaves = [Leave(at_s, chance.randrange(num_fronts), chance.choice(("close", "die")))]
     return Life(num_fronts, tuple(sorted(asks, key=lambda ask: ask.at_s)), tuple(leaves))
 
@@ -137,7 +137,7 @@ def _ask(chance: random.Random, num_fronts: int, pace_s: float) -> Ask:
     index = chance.randrange(len(ENTRIES))
     entry = ENTRIES[index]
     max_tokens = chance.randint(entry.least, chance.choice((MAX_TOKENS // 2, MAX_TOKENS)))
-    then: Then = chance.choices(("read", "abort", "finish"), (8, 1, 1))[0]
+    then: Then = chance.choices(("read", "abort", "finish"), (8, 1, entry.n))[0]
     return Ask(
         at_s=round(chance.uniform(0, 4) * pace_s, 4),
         front=chance.randrange(num_fronts),
