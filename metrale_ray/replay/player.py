@@ -114,7 +114,11 @@ class Player:
             raise JournalError("this journal begins with neither the start of an engine nor a snapshot")
         self._held = None
         if not self._is_loaded and not isinstance(frame.command, Load):
-            raise JournalError(f"command {commanded.seq} comes before any load, and no snapshot says what was there")
+            raise JournalError(
+                f"command {commanded.seq} comes before any load, and no snapshot says what the ranks held; a dump of "
+                "last commands, as this may be, is for inspect-journal and bisect"
+            )
+        self._check_settled(frame)
         takes_digest = self._needs_digest and answered is not None and bool(answered.answers)
         if takes_digest:
             assert answered is not None
@@ -124,6 +128,15 @@ class Player:
         self._is_loaded = True
         self._last = Settled(commanded.seq, False)
         return Played(commanded, frame, answered, replies, self._note_slots(frame), takes_digest)
+
+    def _check_settled(self, frame: CommandFrame) -> None:
+        """What the command settles must be what was carried out last here."""
+        settled = frame.envelope.settled
+        if self._last is not None and (settled is None or settled.seq != self._last.seq):
+            raise JournalError(
+                f"command {frame.envelope.seq} settles {'none' if settled is None else f'command {settled.seq}'}, and "
+                f"the last one before it here is command {self._last.seq}: records are missing in between"
+            )
 
     def _note_slots(self, frame: CommandFrame) -> bool:
         """Whether what this command computes is approximate; if so, everything in it is from now on."""
