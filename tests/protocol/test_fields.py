@@ -8,7 +8,7 @@ import math
 import pytest
 
 from metrale_ray.errors import FrameError
-from metrale_ray.protocol.fields import Fields, check_text, cut_text, pack_frame, pack_u32s, unpack_frame
+from metrale_ray.protocol.fields import Bounds, Fields, check_text, cut_text, pack_frame, pack_u32s, unpack_frame
 from metrale_ray.protocol.limits import MAX_BIN_BYTES, MAX_FRAME_BYTES
 
 
@@ -83,3 +83,26 @@ def test_a_frame_that_is_too_large_or_cannot_be_packed_is_refused() -> None:
         pack_frame({"x": object()})
     with pytest.raises(FrameError, match="cannot be packed"):
         pack_frame({"x": 2**64})
+
+
+def test_bytes_and_maps_of_anything_are_bounded() -> None:
+    fields = Fields({"data": b"123", "map": {"a": 1, "b": [2]}, "numbers": {1: 2}})
+    assert (fields.binary("data", 3), fields.entries("map", 2)) == (b"123", {"a": 1, "b": [2]})
+    with pytest.raises(FrameError, match="3 bytes; allowed are 2"):
+        fields.binary("data", 2)
+    with pytest.raises(FrameError, match="2 entries; allowed are 1"):
+        fields.entries("map", 1)
+    with pytest.raises(FrameError, match="name is not a text"):
+        fields.entries("numbers", 1)
+    for wrong in (lambda: fields.binary("map", 9), lambda: fields.entries("data", 9)):
+        with pytest.raises(FrameError, match="must be"):
+            wrong()
+
+
+def test_a_reader_may_have_bounds_of_its_own() -> None:
+    bounds = Bounds(max_bytes=20, max_depth=2, max_elements=8, max_array_elements=4, max_bin_bytes=5)
+    data = pack_frame({"a": [1, 2, 3, 4]})
+    assert unpack_frame(data, bounds=bounds).array("a", 4) == [1, 2, 3, 4]
+    for values in ({"a": [1] * 5}, {"a": bytes(6)}, {"a": [[1]]}, {"a": [1] * 4, "b": [1] * 3}, {"a": "x" * 20}):
+        with pytest.raises(FrameError):
+            unpack_frame(pack_frame(values), bounds=bounds)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from metrale_ray.errors import FrameError
 from metrale_ray.protocol.journal.journal import at_us_of
-from metrale_ray.protocol.journal.lives import FILE_MODE, FOLDER_MODE, stamp
+from metrale_ray.protocol.journal.lives import FILE_MODE, FOLDER_MODE, dumps_of, stamp
 from metrale_ray.protocol.journal.record_codec import encode_record
 from metrale_ray.protocol.journal.records import Gap, Record
 from metrale_ray.protocol.journal.redaction import Redaction
@@ -70,7 +70,7 @@ def _free_name(folder: Path, name: str) -> Path:
 
 
 def _keep_newest(folder: Path) -> None:
-    dumps = sorted(folder.glob(f"*{DUMP_SUFFIX}"), key=lambda path: (_written_ns(path), path.name))
+    dumps = sorted(dumps_of(folder), key=lambda path: (_written_ns(path), path.name))
     for path in dumps[:-MAX_DUMPS]:
         path.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 
     <folder>/<UTC time>-<process>/000001.journal ...     a life: its segments, and `lock`, which its process holds
     <folder>/<UTC time>-<name>.dump                      a few records by themselves (see `dump`)
+    <folder>/incidents/<rank>/<UTC time>-<name>.dump     the same, a folder for each rank
 
 Rules: only this user can read them. Several processes may share the folder: what one is writing, which is the last
 segment of a life whose lock is held, is never removed by another. Oldest goes first, whoever wrote it. A life without
@@ -23,12 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from metrale_ray.protocol.journal.segments import DUMP_SUFFIX, segment_number
+from metrale_ray.protocol.journal.segments import DUMP_NAME, segment_number
 
 log = logging.getLogger(__name__)
 
 LIFE_NAME = re.compile(r"\d{8}T\d{6}Z-\d+(-\d+)?")
 LOCK_NAME = "lock"
+INCIDENTS = "incidents"
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 MAX_NAMESAKES = 100
 """Lives of one second and one process number: hosts that share the folder may have the same numbers."""
@@ -90,6 +92,13 @@ def segments_of(life: Path) -> list[tuple[int, Path]]:
     return sorted((number, path) for number, path in numbered if number is not None)
 
 
+def dumps_of(folder: Path) -> list[Path]:
+    """The dumps in `folder`, by name."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if DUMP_NAME.fullmatch(entry.name))
+    return []
+
+
 def prune(folder: Path, max_bytes: int, oldest_s: float) -> int:
     """Remove what was written last before `oldest_s`, and the oldest of what is above `max_bytes` in all.
 
@@ -132,8 +141,9 @@ def _stored(folder: Path) -> Iterator[StoredFile]:
             is_written = _is_held(life)
             for path in segments:
                 yield from _stored_file(path, may_go=not is_written or path != segments[-1])
-    for path in sorted(folder.glob(f"*{DUMP_SUFFIX}")):
-        yield from _stored_file(path, may_go=True)
+    for dumps in (folder, *folder.glob(f"{INCIDENTS}/*/")):
+        for path in dumps_of(dumps):
+            yield from _stored_file(path, may_go=True)
 
 
 def _stored_file(path: Path, *, may_go: bool) -> Iterator[StoredFile]:

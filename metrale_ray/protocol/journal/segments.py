@@ -35,6 +35,9 @@ DUMP_SUFFIX = ".dump"
 """A file of a few records by itself, in the same format."""
 
 SEGMENT_NAME = re.compile(r"(\d{6,12})\.journal")
+DUMP_NAME = re.compile(r"\d{8}T\d{6}Z-.+\.dump")
+"""Others may have files that end so, and those must never be removed."""
+
 HEAD_BYTES = 12
 READ_BYTES = 2**18
 """How much is looked at in one go where a file may end in zeros."""

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_BYTES = 32 * 2**20
 """What waits to be written, by estimate: seconds of a busy engine. As much again may be in the writer's hands."""
 
-GATHER_S = 0.02
+GATHER_S = 0.05
 """How long the thread waits for more before it writes: it wakes for some steps at a time, and not inside each."""
 
 CLOSE_S = 5.0

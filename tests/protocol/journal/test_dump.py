@@ -52,6 +52,13 @@ def test_dumps_of_one_second_are_all_kept_and_of_many_the_newest(tmp_path: Path)
     ]
 
 
+def test_files_of_others_that_end_as_dumps_do_stay(tmp_path: Path) -> None:
+    (tmp_path / "backup.dump").touch()
+    for _ in range(MAX_DUMPS + 1):
+        write_dump(tmp_path, "lost", [STARTED], redact=False, wall_clock=now)
+    assert (tmp_path / "backup.dump").exists()
+
+
 def test_a_record_that_cannot_be_packed_becomes_a_gap(tmp_path: Path) -> None:
     odd: Any = dataclasses.replace(COMMANDED, rows=object())
     assert list(open_journal(write_dump(tmp_path, "x", [STARTED, odd], redact=False))) == [STARTED, Gap(12, 1)]

@@ -108,15 +108,31 @@ def test_dumps_count_and_go_as_segments_do(tmp_path: Path, ends: ExitStack) -> N
     assert (tmp_path / "20260801T000001Z-desync.dump").exists()
 
 
+def test_the_dumps_of_each_rank_count_too(tmp_path: Path, ends: ExitStack) -> None:
+    begin(tmp_path, ends, 1)
+    for rank in range(3):
+        (tmp_path / "incidents" / f"rank-{rank}").mkdir(parents=True)
+        store(tmp_path / "incidents" / f"rank-{rank}" / "20260801T000000Z-desync.dump", NOW_S + 10 * rank)
+    assert prune(tmp_path, 10**9, NOW_S + 5) == 300
+    assert prune(tmp_path, 200, 0) == 200
+    assert [name for name in names(tmp_path) if "rank" in name] == ["incidents/rank-2/20260801T000000Z-desync.dump"]
+
+
 def test_what_is_not_of_a_journal_is_left_alone(tmp_path: Path, ends: ExitStack) -> None:
     life = begin(tmp_path, ends, 1)
     life.close()
     store(life.path / "notes.txt", NOW_S)
     store(tmp_path / "000001.journal.bak", NOW_S)
+    store(tmp_path / "backup.dump", NOW_S)
     (tmp_path / "mine").mkdir()
     store(tmp_path / "mine" / "000001.journal", NOW_S)
     prune(tmp_path, 0, NOW_S * 2)
-    assert names(tmp_path) == ["000001.journal.bak", f"{life.path.name}/notes.txt", "mine/000001.journal"]
+    assert names(tmp_path) == [
+        "000001.journal.bak",
+        f"{life.path.name}/notes.txt",
+        "backup.dump",
+        "mine/000001.journal",
+    ]
 
 
 def test_a_folder_without_a_lock_is_a_life_that_begins_unless_it_is_old(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import msgpack
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from metrale_ray.errors import JournalError, UserError
 from metrale_ray.protocol.journal.reader import open_journal
 from metrale_ray.protocol.journal.record_codec import encode_record
-from metrale_ray.protocol.journal.records import Gap, Record, Unknown
+from metrale_ray.protocol.journal.records import Gap, ReadRecord, Record, Unknown
 from metrale_ray.protocol.journal.segments import MAGIC, pack_record, segment_name
 from tests.protocol.journal.samples import CLOSED, LIFE, SNAPSHOT, STARTED, commanded
 
@@ -106,6 +107,28 @@ def test_records_of_another_build_are_read_past(three: Path) -> None:
     later = pack_record(msgpack.packb({"kind": "moved_expert", "expert": 4}))
     (three / segment_name(1)).write_bytes(segment_of(FIRST) + later)
     assert list(open_journal(three)) == [*FIRST, Unknown("moved_expert"), *SECOND, *THIRD]
+
+
+def test_a_journal_damaged_anywhere_gives_what_came_before_or_an_error_that_names_the_file(
+    three: Path, scale: int
+) -> None:
+    draw, whole = Random(5), segment_of(SECOND)
+    for _ in range(100 * scale):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        (three / segment_name(2)).write_bytes(data)
+        found: list[ReadRecord] = []
+        try:
+            found.extend(open_journal(three))
+        except JournalError as error:
+            names_the_file = segment_name(2) in error.message
+            found_whole = False
+        else:
+            names_the_file, found_whole = True, True
+        assert names_the_file
+        assert found == [*FIRST, *SECOND, *THIRD][: len(found)]
+        assert not found_whole or bytes(data) == whole
 
 
 def test_several_lives_are_listed_with_their_times(three: Path) -> None:
