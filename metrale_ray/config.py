@@ -75,7 +75,7 @@ class FaultSpec:
     runs, whatever the phase. "flip_token", "flip_block" and "flip_length" are for one row of the command, as staged
     here; "flip_kv" for a cached value of a sequence in it that has some. "flip_weight" and "flip_expert" are for a
     weight of `tensor` (the parameter's name in the shard plan; None: the first that is on all ranks, or that has
-    experts), "flip_weight" and "flip_kv" for a high bit of the exponent.
+    experts). "flip_weight" and "flip_kv" are for a high bit of the exponent: the highest, or `bit` places below it.
     """
 
     rank: int
@@ -103,6 +103,7 @@ class FaultSpec:
     message: str = "injected fault"
     seconds: float = 0.0
     tensor: str | None = None
+    bit: int = 0
 
     def __post_init__(self) -> None:
         _one_of("the phase of a fault", self.phase, PHASES)
@@ -110,6 +111,8 @@ class FaultSpec:
         for name in ("rank", "layer", "first_token", "command"):
             if getattr(self, name) is not None or name in ("rank", "layer"):
                 _at_least(f"the {name} of a fault", getattr(self, name), 0)
+        if type(self.bit) is not int or self.bit not in (0, 1):
+            raise ConfigError(f"the bit of a fault is {self.bit!r}; it must be 0 or 1")
         if self.tensor is not None and self.kind not in ("flip_weight", "flip_expert"):
             raise ConfigError(f"a fault of kind {self.kind!r} is for no tensor; leave out tensor {self.tensor!r}")
         if not _is_number(self.seconds) or not 0 <= self.seconds <= 3600:

@@ -7,7 +7,8 @@ Shapes: T rows, H hidden, V vocabulary, R rows of logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.experts.local import LocalExperts
 from metrale_ray.model.experts.placement import experts_of
-from metrale_ray.model.experts.sparse_mlp import SparseMlp
+from metrale_ray.model.experts.sparse_mlp import OnRouting, SparseMlp
 from metrale_ray.model.layers.activation import ACTIVATIONS
 from metrale_ray.model.layers.linear import Product
 from metrale_ray.model.layers.mlp import DenseMlp
@@ -57,6 +58,15 @@ class Decoder:
         for layer in self._layers:
             x_TH = layer(x_TH, step)
         return x_TH
+
+    @contextmanager
+    def watched(self, on_routing: OnRouting) -> Iterator[None]:
+        """While in it, `on_routing` is told of each layer's routing, in the order of the layers."""
+        with ExitStack() as watches:
+            for layer in self._layers:
+                if isinstance(layer.mlp, SparseMlp):
+                    watches.enter_context(layer.mlp.watched(on_routing))
+            yield
 
     def expert_tokens(self) -> list[int]:
         """For how many tokens each expert was chosen so far, over all layers; empty without experts."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -45,6 +46,8 @@ from metrale_ray.protocol.commands import (
 
 log = logging.getLogger(__name__)
 
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
+
 OnProgress = Callable[["Replica", CommandFrame, Progress], None]
 
 
@@ -71,7 +74,8 @@ def execute(
 class Replica:
     """One rank's model and slots under one command stream. `logits` are the last command's, on rank 0.
 
-    `on_progress` is called while a load runs.
+    `on_progress` is called while a load runs. The reply to the first step of every `agreement_interval` commands
+    shows what this rank computed; 0: never. `clock` times the replies.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Replica:
         faults: Faults,
         on_progress: OnProgress,
         clock: Clock = time.monotonic,
+        agreement_interval: int = 0,
     ) -> None:
         self.rank = rank
         self.logits: torch.Tensor | None = None
@@ -92,6 +97,8 @@ class Replica:
         self._faults = faults
         self._on_progress = on_progress
         self._clock = clock
+        self._agreement_interval = agreement_interval
+        self._watched_interval: int | None = None  # the number of the last interval of which a step was watched
 
     @property
     def slots(self) -> Slots:
@@ -105,21 +112,40 @@ class Replica:
         self._slots.settle(frame.envelope.settled)
         self._faults.begin(frame)
         rows = command_rows(frame.command)
+        self._model.watch_step(bool(rows) and self._is_due(frame.envelope.seq))
         self._collectives.begin(sum(len(span.token_ids) for span in rows), self._model.num_reductions() if rows else 0)
         try:
             self._faults.check("validation")
             self._slots.check(frame.command)
             seqs = self._slots.stage(frame)
+            self._faults.damage()
             self.logits = execute(self._model, self._slots.staged_command, seqs, self._progress_of(frame))
             if isinstance(frame.command, Load):
                 self._slots.reserve(frame.command.num_blocks)
+            observed = self._observe(frame.command)
             self._faults.check("reply")
         except (LinkLost, Desync):
             raise
         except Exception as error:  # noqa: BLE001  whatever a command raises is the command's failure
             return self._failed(frame, error, started)
         self._slots.succeeded()
-        return self._reply(frame, Status.OK, None, started)
+        return self._reply(frame, Status.OK, None, started, observed)
+
+    def _is_due(self, seq: int) -> bool:
+        """Whether this is the first step of its interval: decided by the commands' numbers, so by all ranks alike."""
+        if self._agreement_interval == 0:
+            return False
+        before, self._watched_interval = self._watched_interval, seq // self._agreement_interval
+        return before != self._watched_interval
+
+    def _observe(self, command: Command) -> dict[str, bytes]:
+        """What a command that succeeded shows beside what was staged."""
+        if not isinstance(command, Scrub):
+            return self._model.witness_of_step()
+        observed = {"weights": self._model.weights_digest(command.part, command.num_parts)}
+        if command.slot is not None:
+            observed["kv"] = self._model.kv_digest(self._slots.sequence(command.slot))
+        return observed
 
     def _progress_of(self, frame: CommandFrame) -> Callable[[int, int], None]:
         return lambda done_bytes, total_bytes: self._on_progress(self, frame, Progress(done_bytes, total_bytes))
@@ -146,9 +172,16 @@ class Replica:
         self.logits = None
         return self._reply(frame, _status(error), _describe(error), started)
 
-    def _reply(self, frame: CommandFrame, status: Status, error: ReplyError | None, started: float) -> Reply:
+    def _reply(
+        self,
+        frame: CommandFrame,
+        status: Status,
+        error: ReplyError | None,
+        started: float,
+        observed: Mapping[str, bytes] = NOTHING,
+    ) -> Reply:
         envelope = frame.envelope
-        witness = self._slots.witness()
+        witness = {**self._slots.witness(), **observed}
         waited_us = int(self._collectives.waited_s * 1e6)
         total_us = int((self._clock() - started) * 1e6)
         return Reply(

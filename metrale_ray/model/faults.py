@@ -2,7 +2,8 @@
 """Faults raised on purpose, for tests: off unless the configuration lists some, and reachable in no other way.
 
 `Faults.check` is called at each phase of a command; the collectives call it around each reduction (`at_phase`), so no
-model code knows of faults. The layer of a fault is the number of the reduction in its step.
+model code knows of faults. The layer of a fault is the number of the reduction in its step. `Faults.damage` is called
+once a command is staged and before it runs: there the memory of this rank is damaged, if that is asked for.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from metrale_ray.config import FaultSpec, Phase
+from metrale_ray.config import DAMAGES, FaultSpec, Phase
 from metrale_ray.errors import Desync, MetraleError, SlotPoisoned
+from metrale_ray.model.damage import Damage
 from metrale_ray.protocol.commands import CommandFrame, FreeSlot, Slot, command_rows
+
+OF_ROWS = ("flip_token", "flip_block", "flip_length", "flip_kv")  # for nothing but a row
 
 
 class InjectedFault(MetraleError):
@@ -30,9 +34,9 @@ class InjectedFault(MetraleError):
 class Faults:
     """The faults of one rank, and which sequence each slot holds (by its first token)."""
 
-    def __init__(self, specs: Sequence[FaultSpec], rank: int, diverge: Callable[[], None]) -> None:
+    def __init__(self, specs: Sequence[FaultSpec], rank: int, damage: Damage) -> None:
         self._specs = [spec for spec in specs if spec.rank == rank]
-        self._diverge = diverge
+        self._damage = damage
         self._first_tokens: dict[Slot, int] = {}
         self._fired: set[FaultSpec] = set()
         self._frame: CommandFrame | None = None
@@ -49,14 +53,20 @@ class Faults:
     def check(self, phase: Phase, layer: int = 0) -> None:
         """Raise, or do, what is asked for at this point."""
         for spec in self._specs:
-            if spec.phase == phase and (phase in ("validation", "reply") or spec.layer == layer):
+            if not _is_flip(spec) and spec.phase == phase and (phase in ("validation", "reply") or spec.layer == layer):
+                self._maybe_fire(spec)
+
+    def damage(self) -> None:
+        """Flip the bits that are asked for at this command, which has just been staged."""
+        for spec in self._specs:
+            if _is_flip(spec):
                 self._maybe_fire(spec)
 
     def _maybe_fire(self, spec: FaultSpec) -> None:
         slots = self._matching_slots(spec)
         if slots is None or spec in self._fired:
             return
-        if (spec.first_token is None and spec.command is not None) or spec.kind == "diverge":
+        if (spec.first_token is None and spec.command is not None) or spec.kind in DAMAGES:
             self._fired.add(spec)
         self._fire(spec, slots)
 
@@ -67,11 +77,11 @@ class Faults:
             return None
         if not _is_due(spec, frame.envelope.seq):
             return None
-        here = [span.slot for span in command_rows(frame.command)]
+        here = [span.slot for span in command_rows(frame.command) if span.start > 0 or spec.kind != "flip_kv"]
         if isinstance(frame.command, FreeSlot) and spec.cmd is not None:  # a free is no run of its sequence
             here = [frame.command.slot]
         if spec.first_token is None:
-            return here
+            return None if spec.kind in OF_ROWS and not here else here
         matching = [slot for slot in here if self._first_tokens.get(slot) == spec.first_token]
         return matching or None
 
@@ -89,8 +99,12 @@ class Faults:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "slow":
                 time.sleep(spec.seconds)
-            case "diverge":
-                self._diverge()
+            case _:
+                self._damage.do(spec, slots)
+
+
+def _is_flip(spec: FaultSpec) -> bool:
+    return spec.kind.startswith("flip_")
 
 
 def _is_due(spec: FaultSpec, seq: int) -> bool:

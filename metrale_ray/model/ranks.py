@@ -20,6 +20,7 @@ from metrale_ray.errors import ConfigError, StartError
 from metrale_ray.model.attention.choose import choose_attention
 from metrale_ray.model.checkpoint import Checkpoint, open_checkpoint
 from metrale_ray.model.collectives import Collectives
+from metrale_ray.model.damage import Damage
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.device import resolve_device
 from metrale_ray.model.dtypes import resolve_dtype
@@ -28,7 +29,8 @@ from metrale_ray.model.families import family_of
 from metrale_ray.model.faults import Faults
 from metrale_ray.model.identity import build, instructions, versions
 from metrale_ray.model.memory import memory
-from metrale_ray.model.slots import SlotLimits, Slots
+from metrale_ray.model.slot_checks import SlotLimits
+from metrale_ray.model.slots import Slots
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.model.weights import kv_block_bytes, shard_bytes
 from metrale_ray.protocol.commands import Hello, Rank
@@ -41,7 +43,10 @@ GPU_CACHE_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """One rank before it holds a weight. `host` is its node's address, for messages; empty where there is one node."""
+    """One rank before it holds a weight. `host` is its node's address, for messages; empty where there is one node.
+
+    `process` is what it tells of its process.
+    """
 
     config: EngineConfig
     rank: int
@@ -51,6 +56,7 @@ class RankSetup:
     device: torch.device
     dtype: torch.dtype
     max_model_len: int
+    process: str
 
     @property
     def limits(self) -> SlotLimits:
@@ -64,8 +70,11 @@ class RankSetup:
         )
 
 
-def open_rank(config: EngineConfig, rank: int, host: str = "") -> RankSetup:
-    """Read the checkpoint's configuration and headers, on this rank's node. Raises ConfigError or CheckpointError."""
+def open_rank(config: EngineConfig, rank: int, host: str = "", process: str | None = None) -> RankSetup:
+    """Read the checkpoint's configuration and headers, on this rank's node. Raises ConfigError or CheckpointError.
+
+    `process` names the rank's process; None: by its number.
+    """
     checkpoint = open_checkpoint(config.model, config.revision)
     decoder = family_of(checkpoint.config).read_config(checkpoint.config)
     return RankSetup(
@@ -77,6 +86,7 @@ def open_rank(config: EngineConfig, rank: int, host: str = "") -> RankSetup:
         device=resolve_device(config.device),
         dtype=resolve_dtype(config.dtype, checkpoint.config),
         max_model_len=_max_model_len(config, decoder),
+        process=str(os.getpid()) if process is None else process,
     )
 
 
@@ -105,7 +115,7 @@ def introduce(setup: RankSetup) -> Hello:
     told = {
         "host": socket.gethostname(),
         "address": setup.host,
-        "process": str(os.getpid()),
+        "process": setup.process,
     }
     return Hello(
         rank=Rank(setup.rank),
@@ -148,11 +158,12 @@ def build_replica(
     """The rank's model and its replica, not loaded yet. `clock` times its replies."""
     model = TransformerModel(setup.checkpoint, setup.config, setup.rank, collectives, port, setup.device, setup.dtype)
     slots = Slots(setup.limits, model.alloc_sequence, model.free_sequence)
-    faults = Faults(setup.config.faults, setup.rank, slots.corrupt_digest)
+    faults = Faults(setup.config.faults, setup.rank, Damage(slots, model))
     if setup.config.faults:
         collectives.at_phase = faults.check
     collectives.clock = clock
-    return Replica(setup.rank, model, slots, collectives, faults, on_progress, clock), model
+    interval = setup.config.agreement_interval
+    return Replica(setup.rank, model, slots, collectives, faults, on_progress, clock, interval), model
 
 
 def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`Slots`: one rank's mirror of the live sequences, and the proof that it is in step.
 
-Rules. A command is checked whole before anything changes. Its effect is staged; the next command's `settled` makes it
-real or drops it, on every rank alike. The digest covers the settled commands and what they left in the slots that
-they touched, so two ranks with the same digest carried out the same stream; a failed command leaves it unchanged.
+Rules. A command is checked whole (`slot_checks`) before anything changes. Its effect is staged; the next command's
+`settled` makes it real or drops it, on every rank alike. The digest covers the settled commands and what they left in
+the slots that they touched, so two ranks with the same digest carried out the same stream; a failed command leaves it
+unchanged.
 
 Digest: blake2b of 8 bytes over the previous digest, the settled command's bytes, and for each slot that it touched
 the slot, the settled length and the block table as little-endian u32.
@@ -18,22 +19,20 @@ It leaves out every decision: the head made them, and they are in the command. N
 from __future__ import annotations
 
 import hashlib
-import struct
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from metrale_ray.errors import CommandRefused, Desync
+from metrale_ray.errors import Desync
 from metrale_ray.model.contract.sequence import SequenceState
+from metrale_ray.model.slot_checks import SlotChecks, SlotLimits
 from metrale_ray.protocol.commands import (
     Command,
     CommandFrame,
-    Decode,
     DecodeBatch,
     FreeSlot,
-    Load,
-    Scrub,
+    MixedStep,
     Settled,
     Slot,
     Span,
@@ -41,22 +40,6 @@ from metrale_ray.protocol.commands import (
 )
 
 DIGEST_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLimits:
-    """What every row is checked against; equal on all ranks, as the handshake compares them."""
-
-    max_batch_size: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    vocab_size: int
-    block_size: int
-
-    @property
-    def max_num_blocks(self) -> int:
-        """KV blocks that all slots together can fill."""
-        return self.max_batch_size * -(-self.max_model_len // self.block_size)
 
 
 @dataclass(slots=True)
@@ -135,23 +118,7 @@ class Slots:
 
     def check(self, command: Command) -> None:
         """Raise CommandRefused unless every part of `command` can be carried out. Changes nothing."""
-        match command:
-            case FreeSlot(slot):
-                self._check_slot(slot)
-                if slot not in self._live:
-                    raise CommandRefused(f"slot {slot} is free already", slots=[slot])
-            case Scrub():
-                self._check_scrub(command)
-            case Load() if self._owned:
-                raise CommandRefused("the weights are loaded already")
-            case Load(num_blocks):
-                if not 1 <= num_blocks <= self.limits.max_num_blocks:
-                    raise CommandRefused(
-                        f"{num_blocks} KV blocks are to be reserved; all slots together can fill 1 to "
-                        f"{self.limits.max_num_blocks}"
-                    )
-            case _:
-                self._check_rows(command, command_rows(command))
+        SlotChecks(self.limits, self._live, self._owned).check(command)
 
     def stage(self, frame: CommandFrame) -> list[SequenceState]:
         """Stage a checked command, giving the states of its rows in order, block tables extended."""
@@ -182,16 +149,43 @@ class Slots:
             return {}
         witness = {"command": _hash(staged.frame.data)}
         if staged.rows:
-            tables = [seq.block_table for seq, _, _ in staged.rows]
-            lengths = [n for seq, span, _ in staged.rows for n in (span.slot, seq.length, span.end)]
-            witness["tokens"] = _hash(_u32_bytes([token for _, span, _ in staged.rows for token in span.token_ids]))
-            witness["blocks"] = _hash(b"".join([_u32_bytes([len(t) for t in tables]), *map(_u32_bytes, tables)]))
+            token_ids, lengths, tables = array("I"), array("I"), [array("I")]
+            for seq, span, _ in staged.rows:
+                token_ids.extend(span.token_ids)
+                lengths.extend((span.slot, seq.length, span.start + len(span.token_ids)))
+                tables.append(seq.block_table)
+            tables[0].extend(map(len, tables[1:]))
+            witness["tokens"] = _hash(_u32_bytes(token_ids))
+            witness["blocks"] = _hash(_u32_bytes(*tables))
             witness["lengths"] = _hash(_u32_bytes(lengths))
         return witness
 
     def corrupt_digest(self) -> None:
         """Make this rank differ from the others; only a fault injected on purpose calls this."""
         self.digest = bytes(b ^ 0xFF for b in self.digest)
+
+    def flip_token(self, slot: Slot) -> None:
+        """Flip a bit of the last staged token of `slot`, as it will be run here; only a fault calls this."""
+        assert self._staged is not None, "the fault comes after staging"
+        rows = []
+        for number, (seq, span, num_blocks) in enumerate(self._staged.rows):
+            if span.slot == slot:
+                flipped = span.token_ids[-1] ^ 1
+                last = flipped if flipped < self.limits.vocab_size else span.token_ids[-1] - 1
+                span = replace(span, token_ids=(*span.token_ids[:-1], last))
+                self._staged.rows[number] = (seq, span, num_blocks)
+            rows.append(span)
+        command = self._staged.command
+        is_batch = isinstance(command, DecodeBatch | MixedStep)
+        self._staged.command = replace(command, **({"rows": tuple(rows)} if is_batch else {"row": rows[0]}))
+
+    def flip_block(self, slot: Slot) -> None:
+        """Flip a bit of the last block id in the table of `slot`; only a fault calls this."""
+        self._live[slot].block_table[-1] ^= 1
+
+    def flip_length(self, slot: Slot) -> None:
+        """Flip a bit of the settled length of `slot`; only a fault calls this."""
+        self._live[slot].length ^= 1
 
     def _make_real(self, staged: _Staged) -> None:
         for seq, span, _ in staged.rows:
@@ -217,94 +211,24 @@ class Slots:
         self._free(seq)
 
     def _extend_digest(self, data: bytes, touched: Sequence[Slot]) -> None:
-        digest = hashlib.blake2b(self.digest, digest_size=DIGEST_BYTES)
-        digest.update(data)
+        left: list[array[int]] = []
         for slot in touched:
             seq = self._live.get(slot)
-            digest.update(struct.pack("<II", slot, seq.length if seq else 0))
+            left.append(array("I", (slot, seq.length if seq else 0)))
             if seq:
-                digest.update(_u32_bytes(seq.block_table))
-        self.digest = digest.digest()
-
-    def _check_scrub(self, scrub: Scrub) -> None:
-        if not self._owned:
-            raise CommandRefused("nothing is loaded yet")
-        if not 0 <= scrub.part < scrub.num_parts:
-            raise CommandRefused(f"there is no part {scrub.part} of {scrub.num_parts}")
-        if scrub.slot is not None:
-            self._check_slot(scrub.slot)
-            if scrub.slot not in self._live:
-                raise CommandRefused(f"slot {scrub.slot} is free", slots=[scrub.slot])
-
-    def _check_rows(self, command: Command, rows: Sequence[Span]) -> None:
-        if rows and not self._owned:
-            raise CommandRefused("nothing is loaded yet")
-        if sum(len(span.token_ids) for span in rows) > self.limits.max_num_batched_tokens:
-            raise CommandRefused(f"more tokens than the {self.limits.max_num_batched_tokens} that one step may have")
-        seen: set[Slot] = set()
-        taken: set[int] = set()
-        for span in rows:
-            self._check_slot(span.slot)
-            if span.slot in seen:
-                raise CommandRefused(f"slot {span.slot} is in the command twice", slots=[span.slot])
-            seen.add(span.slot)
-            if isinstance(command, Decode | DecodeBatch) and len(span.token_ids) != 1:
-                raise CommandRefused(f"a decode row has {len(span.token_ids)} tokens", slots=[span.slot])
-            self._check_span(span)
-            self._check_blocks(span, taken)
-
-    def _check_slot(self, slot: Slot) -> None:
-        if slot >= self.limits.max_batch_size:
-            raise CommandRefused(
-                f"slot {slot} is not below max_batch_size {self.limits.max_batch_size}: "
-                "the head and this rank probably differ in max_batch_size",
-                slots=[slot],
-            )
-
-    def _check_span(self, span: Span) -> None:
-        seq = self._live.get(span.slot)
-        length = seq.length if seq else 0
-        if span.start != length:
-            raise CommandRefused(
-                f"slot {span.slot} starts at {span.start}, its length here is {length}", slots=[span.slot]
-            )
-        if not span.token_ids:
-            raise CommandRefused(f"slot {span.slot} has no tokens", slots=[span.slot])
-        if span.end > self.limits.max_model_len:
-            raise CommandRefused(
-                f"slot {span.slot} would grow to {span.end} tokens, past max_model_len {self.limits.max_model_len}",
-                slots=[span.slot],
-            )
-        if max(span.token_ids) >= self.limits.vocab_size:
-            raise CommandRefused(
-                f"slot {span.slot} has token id {max(span.token_ids)}, the vocabulary has {self.limits.vocab_size}",
-                slots=[span.slot],
-            )
-
-    def _check_blocks(self, span: Span, taken: set[int]) -> None:
-        for block in span.new_blocks:
-            if block >= len(self._owned):
-                raise CommandRefused(f"block {block} is not below {len(self._owned)}", slots=[span.slot])
-            if self._owned[block] or block in taken:
-                raise CommandRefused(f"block {block} belongs to a sequence already", slots=[span.slot])
-            taken.add(block)
-        seq = self._live.get(span.slot)
-        num_blocks = (len(seq.block_table) if seq else 0) + len(span.new_blocks)
-        if num_blocks * self.limits.block_size < span.end:
-            raise CommandRefused(
-                f"slot {span.slot} has {num_blocks} blocks of {self.limits.block_size} tokens for {span.end} tokens",
-                slots=[span.slot],
-            )
+                left.append(seq.block_table)
+        self.digest = _hash(b"".join((self.digest, data, _u32_bytes(*left))))
 
 
 def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def _u32_bytes(values: Sequence[int]) -> bytes:
-    if isinstance(values, array) and sys.byteorder == "little":
-        return values.tobytes()
-    packed = array("I", values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def _u32_bytes(*arrays: array[int]) -> bytes:
+    """All numbers of u32 arrays, one after another, as little-endian bytes."""
+    joined = b"".join(arrays)
+    if sys.byteorder == "little":
+        return joined
+    swapped = array("I", joined)
+    swapped.byteswap()
+    return swapped.tobytes()

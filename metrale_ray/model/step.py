@@ -24,7 +24,8 @@ from metrale_ray.protocol.commands import Logits, Span
 class Step:
     """`token_ids` is [T], `cos` and `sin` are [T, 1, D]; `attention` has a plan for each window that a layer has.
 
-    `logit_rows` are the packed rows whose logits are asked for, in the order of the spans.
+    `logit_rows` are the packed rows whose logits are asked for, `last_rows` those of each span's last token, both in
+    the order of the spans.
     """
 
     token_ids: torch.Tensor
@@ -32,6 +33,7 @@ class Step:
     sin: torch.Tensor
     attention: dict[int | None, Any]
     logit_rows: list[int]
+    last_rows: list[int]
 
 
 def plan_step(
@@ -51,22 +53,25 @@ def plan_step(
     token_ids = [token for span in packed for token in span.token_ids]
     positions = [position for span in packed for position in range(span.start, span.end)]
     cos_T1D, sin_T1D = rotary.angles(torch.tensor(positions, device=device))
+    first_rows = _first_rows(spans, order)
     return Step(
         torch.tensor(token_ids, device=device),
         cos_T1D,
         sin_T1D,
         {window: attention.plan(packed, states, window) for window in windows},
-        _logit_rows(spans, order),
+        [row for number, span in enumerate(spans) for row in _asked(span, first_rows[number])],
+        [first_rows[number] + len(span.token_ids) - 1 for number, span in enumerate(spans)],
     )
 
 
-def _logit_rows(spans: Sequence[Span], order: Sequence[int]) -> list[int]:
+def _first_rows(spans: Sequence[Span], order: Sequence[int]) -> dict[int, int]:
+    """By the number of each span: the packed row of its first token."""
     first_rows: dict[int, int] = {}
     num_rows = 0
     for number in order:
         first_rows[number] = num_rows
         num_rows += len(spans[number].token_ids)
-    return [row for number, span in enumerate(spans) for row in _asked(span, first_rows[number])]
+    return first_rows
 
 
 def _asked(span: Span, first_row: int) -> range:

@@ -18,6 +18,7 @@ from metrale_ray.errors import CommandRefused
 from metrale_ray.model.attention.attention import Attention
 from metrale_ray.model.attention.choose import choose_attention
 from metrale_ray.model.checkpoint import Checkpoint
+from metrale_ray.model.checksums import Checksums, rows_sums
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.contract.ep import Ep
 from metrale_ray.model.contract.model import Model
@@ -28,8 +29,10 @@ from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.kv_cache import KvCache
 from metrale_ray.model.layers.linear import choose_product
 from metrale_ray.model.layers.rotary import Rotary
-from metrale_ray.model.step import plan_step
-from metrale_ray.model.weights import load_weights, plan_weights, read_decoder_config
+from metrale_ray.model.layers.self_attention import join_head_norms
+from metrale_ray.model.step import Step, plan_step
+from metrale_ray.model.step_watch import StepWatch, hash_tensors
+from metrale_ray.model.weights import Weights, load_weights, plan_weights, read_decoder_config
 from metrale_ray.protocol.commands import Slot, Span
 from metrale_ray.protocol.port import CommandPort
 
@@ -69,16 +72,26 @@ class TransformerModel(Model):
         self._attention: Attention[Any] | None = None
         self._decoder: Decoder | None = None
         self._cache: KvCache | None = None
+        self._weights: Weights = {}
+        self._checksums = Checksums({})
+        self._keeps_sums = config.scrub
+        self._is_watched = False
+        self._watch: StepWatch | None = None
 
     @torch.inference_mode()
     def load(self, num_blocks: int, on_progress: Callable[[int, int], None]) -> None:
         """Read this rank's shard and reserve the KV cache. Raises CheckpointError."""
         weights = load_weights(self._plan, self._tensors, self.device, self.dtype, on_progress)
+        join_head_norms(self.decoder_config, weights)
         cache = KvCache(self.decoder_config, num_blocks, self._block_size, self.device, self.dtype)
         product = choose_product(self.device, self.dtype)
         self._attention = self._choice.build(cache)
         self._decoder = Decoder(self.decoder_config, weights, self._attention, self._collectives, product)
         self._cache = cache
+        self._weights = weights
+        self._checksums = Checksums(weights)
+        if self._keeps_sums:
+            self._checksums.note_loaded()
 
     @property
     def num_total_blocks(self) -> int:
@@ -103,7 +116,20 @@ class TransformerModel(Model):
         self._decoder = None
         self._attention = None
         self._cache = None
+        self._weights = {}
+        self._checksums = Checksums({})
+        self._watch = None
         self._live.clear()
+
+    @property
+    def weights(self) -> Weights:
+        """This rank's parameters by name; empty before the load."""
+        return self._weights
+
+    @property
+    def cache(self) -> KvCache | None:
+        """This rank's keys and values; None before the load."""
+        return self._cache
 
     @property
     def kv_block_size(self) -> int:
@@ -140,6 +166,34 @@ class TransformerModel(Model):
         decoder = self._decoder
         return decoder.expert_tokens() if decoder is not None else []
 
+    def watch_step(self, is_watched: bool) -> None:
+        """Whether the next step keeps its residual and routing."""
+        self._is_watched, self._watch = is_watched, None
+
+    def witness_of_step(self) -> dict[str, bytes]:
+        """Digests of "residual" and, with experts, "routing" of the last step, if it was watched."""
+        return self._watch.witness() if self._watch is not None else {}
+
+    @property
+    def num_scrub_parts(self) -> int:
+        """So many that a part is some tens of megabytes."""
+        return self._checksums.num_parts
+
+    @torch.inference_mode()
+    def weights_digest(self, part: int, num_parts: int) -> bytes:
+        """Of one part of the weights that all ranks hold. Raises MemoryDamaged."""
+        return self._checksums.digest(part, num_parts)
+
+    @torch.inference_mode()
+    def kv_digest(self, seq: SequenceState) -> bytes:
+        """Of the settled rows of `seq` in all layers: the sum of each row."""
+        if self._cache is None:
+            raise CommandRefused("nothing is loaded yet")
+        cache = self._cache
+        places = torch.tensor(cache.places(seq.block_table, 0, seq.length), dtype=torch.int64, device=self.device)
+        layers = range(len(cache.layers_P2ND))
+        return hash_tensors([rows_sums(cache.gather(layer, places)) for layer in layers])
+
     def argmax_batch(self, logits_RV: torch.Tensor) -> list[int]:
         """The index of each row's largest value, the first one on a tie."""
         return [int(index) for index in logits_RV.argmax(dim=-1).tolist()]
@@ -153,8 +207,16 @@ class TransformerModel(Model):
         if self._decoder is None or self._attention is None:
             raise CommandRefused("nothing is loaded yet")
         step = plan_step(spans, seqs, self._attention, self._rotary, self._windows, self.device)
-        x_TH = self._decoder.hidden(step)
+        x_TH = self._watched_hidden(self._decoder, step) if self._is_watched else self._decoder.hidden(step)
         return self._decoder.logits(x_TH, step.logit_rows) if self.rank == 0 else None
+
+    def _watched_hidden(self, decoder: Decoder, step: Step) -> torch.Tensor:
+        watch = StepWatch(step.last_rows, self.device)
+        with decoder.watched(watch.note_routing):
+            x_TH = decoder.hidden(step)
+        watch.note_residual(x_TH)
+        self._watch = watch
+        return x_TH
 
 
 def _warn_of_copies(config: DecoderConfig, rank: int, world: int) -> None:

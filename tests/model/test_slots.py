@@ -10,7 +10,8 @@ import pytest
 
 from metrale_ray.errors import CommandRefused, Desync
 from metrale_ray.model.contract.sequence import SequenceState
-from metrale_ray.model.slots import SlotLimits, Slots
+from metrale_ray.model.slot_checks import SlotLimits
+from metrale_ray.model.slots import Slots
 from metrale_ray.protocol.commands import (
     BlockId,
     Command,

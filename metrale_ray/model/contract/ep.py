@@ -61,7 +61,7 @@ class Ep:
         return not isinstance(frame.command, Shutdown)
 
     def ep_broadcast_cmd(self, command: Command) -> CommandFrame:
-        """Send a command that concerns no single slot: load, ping, shutdown. Raises LinkLost."""
+        """Send a command that changes no single slot: load, ping, scrub, shutdown. Raises LinkLost."""
         return self._required_port().broadcast(command)
 
     def ep_broadcast_cmd_for_seq(self, command: FreeSlot | Decode, slot: Slot) -> CommandFrame:

@@ -39,7 +39,7 @@ class SelfAttention:
         self._qkv_bias = weights.get("qkv_bias")
         self._output = weights["output"]
         self._output_bias = weights.get("output_bias")
-        self._norm_RD = _head_norms(config, weights) if config.qk_norm else None
+        self._norm_RD = weights.get("head_norms")
         self._attention = attention
         self._product = product
 
@@ -57,8 +57,12 @@ class SelfAttention:
         return self._product(out_TND.reshape(num_rows, -1), self._output, self._output_bias)
 
 
-def _head_norms(config: DecoderConfig, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    """One norm weight per rotated head, so that queries and keys are normalised together."""
-    q_ND = weights["q_norm"].expand(config.num_heads, -1)
-    k_MD = weights["k_norm"].expand(config.num_kv_heads, -1)
-    return torch.cat((q_ND, k_MD))
+def join_head_norms(config: DecoderConfig, weights: dict[str, torch.Tensor]) -> None:
+    """Replace each layer's `q_norm` and `k_norm` by `head_norms`, one per rotated head [N + M, D].
+
+    Queries and keys are then normalised together; and the tensors in use are those that the rank's weights name.
+    """
+    for layer in range(config.num_layers) if config.qk_norm else ():
+        q_ND = weights.pop(f"layers.{layer}.q_norm").expand(config.num_heads, -1)
+        k_MD = weights.pop(f"layers.{layer}.k_norm").expand(config.num_kv_heads, -1)
+        weights[f"layers.{layer}.head_norms"] = torch.cat((q_ND, k_MD))
