@@ -42,6 +42,13 @@ class BatonLoop(asyncio.BaseEventLoop):
             self._drop_all()
             self.close()
 
+    @classmethod
+    def current(cls) -> BatonLoop:
+        """The one that runs the caller."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, cls), "the caller runs on a loop of another kind"
+        return loop
+
     def time(self) -> float:
         """Virtual seconds."""
         return self._baton.now

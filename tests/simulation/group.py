@@ -22,6 +22,7 @@ from metrale_ray.baton import Baton, Process, Task
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import EngineDead, LinkLost
 from metrale_ray.head import FIRST_EPOCH, Head
+from metrale_ray.model.device import use_threads
 from metrale_ray.protocol.front import FrontClient
 from metrale_ray.protocol.journal.journal import Journal, NoJournal
 from metrale_ray.protocol.journal.records import Record
@@ -242,8 +243,8 @@ class Group:
             for index, (script, keys) in enumerate(zip(scripts, front_keys, strict=True))
         ]
         self._wait_ended(fronts, None)
-        self._stop_head(life)
         patience_s = END_S + max(config.step_timeout_s, config.start_timeout_s)
+        self._stop_head(life, patience_s)
         self._wait_ended([life.head_task], patience_s)
         self._wait_ended([*workers.values()], patience_s)
         self._clear(life)
@@ -291,16 +292,19 @@ class Group:
             if not process.is_dead:
                 life.incidents.append(records)
 
+        use_threads(life.config.threads_per_rank)  # as Worker.run does
         worker = Worker(life.config, rank, HOST, lambda: baton.now, keep, process.name)
         worker.serve(SimTransport(baton, "the head", end), join)
 
-    def _stop_head(self, life: LifeUnderway) -> None:
+    def _stop_head(self, life: LifeUnderway, patience_s: float) -> None:
         """As whoever started the engine does, when nobody needs it any more."""
+        process = life.processes["head"]
+        self.baton.wait_until(
+            lambda: life.head is not None or life.has_head_ended or process.is_stopped, patience_s, "a head to stop"
+        )
         head, loop = life.head, life.loop
         if head is not None and loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(lambda: asyncio.ensure_future(head.stop(), loop=loop))
-        elif not life.has_head_ended:
-            life.processes["head"].kill()
 
     def _wait_ended(self, tasks: Sequence[Task], patience_s: float | None) -> None:
         """Those that are stopped for good are not waited for."""

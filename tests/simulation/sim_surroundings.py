@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -103,7 +102,7 @@ class SimSurroundings:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """See Surroundings."""
-        return await self._loop().in_task(f"head thread {next(self._numbers)}", work, self._process)
+        return await BatonLoop.current().in_task(f"head thread {next(self._numbers)}", work, self._process)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """See Surroundings."""
@@ -136,11 +135,6 @@ class SimSurroundings:
         """See Surroundings. They go to `incidents`."""
         if not self._process.is_dead:
             self._incidents.append(records)
-
-    def _loop(self) -> BatonLoop:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, BatonLoop), "a simulated head runs on a loop of the baton"
-        return loop
 
 
 def joined(meeting: Meeting, process: Process, setup: RankSetup, check_peers: Callable[[], None]) -> SimCollectives:
