@@ -59,7 +59,7 @@ def _parting(a: Played, b: Played, sides: list[ReplayRanks], result: BisectResul
     if ends_a != ends_b:
         return _make(a, "the outcome", None, ends_a, ends_b)
     logits_a, logits_b = sides[0].logits, sides[1].logits
-    if logits_a is None or logits_b is None:
+    if logits_a is None or logits_b is None or not logits_a.shape[0]:
         return None
     gaps_RV = logit_gaps(logits_a, logits_b)
     row, token_id = divmod(int(gaps_RV.argmax()), gaps_RV.shape[1])
