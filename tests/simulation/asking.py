@@ -18,6 +18,9 @@ from tests.simulation.group import Seat
 from tests.simulation.invariants import Got
 from tests.simulation.workload import Leave
 
+READY_S = 150.0
+"""How long an engine may take to be ready: longer than its own limits for that."""
+
 OPEN_TIMEOUT_S = 120.0
 """Longer than anything that a head may be held up by and live."""
 
@@ -29,7 +32,10 @@ def asking(got: Sequence[Got], leaves: Sequence[Leave], listen: Outputs) -> Call
     """The script of the front with these requests."""
 
     def script(seat: Seat) -> None:
-        seat.wait_ready()
+        if not seat.baton.wait_until(lambda: seat.is_ready or seat.has_head_ended, READY_S, "a ready engine"):
+            return  # as whoever starts an engine gives up
+        if not seat.is_ready:
+            return
         began_s = seat.now_s
         with seat.client() as client:
             arrived: defaultdict[int, list[Output]] = defaultdict(list)  # by the request's number

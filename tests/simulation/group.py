@@ -156,6 +156,11 @@ class LifeUnderway:
     loop: BatonLoop | None = None
     incidents: list[Sequence[Record]] = field(default_factory=list)
     processes: dict[str, Process] = field(default_factory=dict)
+    stopped_for_good: set[Process] = field(default_factory=set)
+
+    def never_goes_on(self, process: Process | None) -> bool:
+        """Whether it is stopped, and nobody will resume it."""
+        return process in self.stopped_for_good and process is not None and process.is_stopped
 
     @property
     def has_head_ended(self) -> bool:
@@ -242,11 +247,11 @@ class Group:
             start(f"front {index}", partial(_run_front, script, life, index, keys), life.processes[f"front {index}"])
             for index, (script, keys) in enumerate(zip(scripts, front_keys, strict=True))
         ]
-        self._wait_ended(fronts, None)
+        self._wait_ended(life, fronts, None)
         patience_s = END_S + max(config.step_timeout_s, config.start_timeout_s)
         self._stop_head(life, patience_s)
-        self._wait_ended([life.head_task], patience_s)
-        self._wait_ended([*workers.values()], patience_s)
+        self._wait_ended(life, [life.head_task], patience_s)
+        self._wait_ended(life, [*workers.values()], patience_s)
         self._clear(life)
         self._keep(life, workers, fronts)
 
@@ -300,16 +305,20 @@ class Group:
         """As whoever started the engine does, when nobody needs it any more."""
         process = life.processes["head"]
         self.baton.wait_until(
-            lambda: life.head is not None or life.has_head_ended or process.is_stopped, patience_s, "a head to stop"
+            lambda: life.head is not None or life.has_head_ended or life.never_goes_on(process),
+            patience_s,
+            "a head to stop",
         )
         head, loop = life.head, life.loop
         if head is not None and loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(lambda: asyncio.ensure_future(head.stop(), loop=loop))
 
-    def _wait_ended(self, tasks: Sequence[Task], patience_s: float | None) -> None:
+    def _wait_ended(self, life: LifeUnderway, tasks: Sequence[Task], patience_s: float | None) -> None:
         """Those that are stopped for good are not waited for."""
         self.baton.wait_until(
-            lambda: all(task.has_ended or task.is_stopped for task in tasks), patience_s, "the end of a life"
+            lambda: all(task.has_ended or life.never_goes_on(task.process) for task in tasks),
+            patience_s,
+            "the end of a life",
         )
 
     def _clear(self, life: LifeUnderway) -> None:
@@ -362,7 +371,9 @@ class Group:
             process.kill()
             return
         process.stop()
-        if fault.for_s is not None:
+        if fault.for_s is None:
+            life.stopped_for_good.add(process)
+        else:
             self.baton.call_in(fault.for_s, process.resume)
 
 

@@ -143,23 +143,20 @@ class _Run:
         num_fronts = self._case.workload.lives[number].num_fronts
 
         def are_gone() -> bool:
-            return all(front in gone or self._is_stopped_for_good(number, front) for front in range(num_fronts))
+            life = self._life
+            fronts = [life.processes[f"front {front}"] for front in range(num_fronts)]
+            return all(front in gone or life.never_goes_on(process) for front, process in enumerate(fronts))
 
         seat.baton.wait_until(are_gone, None, "the end of the other fronts")
         if not seat.baton.wait_until(self._is_at_rest, REST_S, "an engine at rest"):
             lines = self._unrest()
             self._results[number].complaints.append(f"the engine does not come to rest: {'; '.join(lines)}")
 
-    def _is_stopped_for_good(self, life: int, front: int) -> bool:
-        name = f"front {front}"
-        mine = [f for f in self._case.faults if isinstance(f, ProcessFault) and (f.life, f.process) == (life, name)]
-        return self._life.processes[name].is_stopped and any(fault.for_s is None for fault in mine)
-
     def _is_at_rest(self) -> bool:
         """Also when it has ended, or never goes on."""
         life = self._life
         head = life.processes["head"]
-        return life.has_head_ended or head.is_stopped or head.is_dead or (life.is_ready and not self._unrest())
+        return life.has_head_ended or life.never_goes_on(head) or head.is_dead or (life.is_ready and not self._unrest())
 
     @property
     def _life(self) -> LifeUnderway:

@@ -136,7 +136,7 @@ def draw_schedule(seed: int, workload: Workload) -> tuple[Fault, ...]:
 
 def _of_life(chance: random.Random, number: int, life: Life, ep_size: int, is_last: bool) -> list[Fault]:
     """A life that others follow mostly ends by violence."""
-    weights = (7, 4, 5, 6) if is_last else (1, 1, 1, 6)
+    weights = (5, 4, 5, 8) if is_last else (1, 1, 1, 6)
     kind = chance.choices(("none", "gentle", "engine", "violent"), weights)[0]
     gentle = [_gentle(chance, number, life, ep_size) for _ in range(chance.randint(1, 3))]
     if number > 0 and ep_size > 1 and chance.random() < 0.5:
