@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from metrale_ray.head import HeadState
-from metrale_ray.progress import LoadProgress, counted
+from metrale_ray.progress import LoadProgress, counted, phases
 from metrale_ray.protocol.commands import Progress
 from tests.test_head import until
 
@@ -66,3 +66,15 @@ def test_many_things_are_counted_when_that_is_wanted(
         for _ in range(total):
             advance()
     assert ("of 9 prompts" in capsys.readouterr().err) is lines
+
+
+def test_work_of_several_phases_says_which_it_is_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with phases() as update:
+        for done in range(1, 5):
+            update("loading", done, 4)
+        update("replaying", 0, 0)
+        update("replaying", 1, 2)
+    err = capsys.readouterr().err
+    assert "loading: 50 %\n" in err
+    assert "replaying: " in err
+    assert len(err.splitlines()) < 6

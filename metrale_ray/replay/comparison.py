@@ -114,22 +114,21 @@ class Comparison:
             return
         if answered.kind == "ok":
             yield from _failures(played, replies)
-        for answer in answered.answers:
-            reply = replies[answer.rank] if answer.rank < len(replies) else replies[0]
-            for name, recorded, found in self._shown(played, answer, reply):
-                if recorded != found:
-                    yield _difference(played, name, recorded.hex(), found.hex(), rank=answer.rank)
-
-    def _shown(self, played: Played, answer: RankAnswer, reply: Reply) -> Iterator[tuple[str, bytes, bytes]]:
-        """What both have and what must be equal, the most specific first."""
-        is_exact = self._is_exact(played)
-        recorded, found = {**answer.witness, "digest": answer.digest}, {**reply.witness, "digest": reply.digest}
+        # The cause before its effects, on whatever rank: what one rank has wrong reaches the others through the sums.
         for name in FIELD_NAMES:
-            if name in recorded and name in found and (is_exact or name in PORTABLE):
-                yield name, recorded[name], found[name]
+            for answer in answered.answers if name in PORTABLE or self._is_exact(played) else ():
+                reply = replies[answer.rank] if answer.rank < len(replies) else replies[0]
+                recorded, found = _shown(name, answer), _shown(name, reply)
+                if recorded is not None and found is not None and recorded != found:
+                    yield _difference(played, name, recorded.hex(), found.hex(), rank=answer.rank)
 
     def _is_exact(self, played: Played) -> bool:
         return self.has_same_kernels and not played.is_approximate
+
+
+def _shown(name: str, answer: RankAnswer | Reply) -> bytes | None:
+    """What an answer has of this name; None where that was not asked for."""
+    return answer.digest if name == "digest" else answer.witness.get(name)
 
 
 def _sampling_rows(played: Played) -> Iterator[tuple[int, RequestId]]:

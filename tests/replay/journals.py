@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metrale_ray.protocol.journal.journal import MemoryJournal
-from metrale_ray.protocol.journal.records import Record, Started
+from metrale_ray.protocol.journal.records import Closed, Record, Started
 from metrale_ray.protocol.journal.writer import JournalWriter
 from metrale_ray.replay.replaying import ReplayResult, replay_journal, started_of
 from metrale_ray.replay.settings import replay_config
@@ -96,6 +96,7 @@ def write(folder: Path, records: Sequence[Record], *, redact: bool = False) -> P
     """A journal of `records` on disk: the folder that holds its one life."""
     writer = JournalWriter(folder, max_bytes=2**30, max_age_s=1e6, redact=redact)
     for each in records:
-        writer.note(each)
-    writer.close("the test has ended", None)
+        if not isinstance(each, Closed):
+            writer.note(each)
+    writer.close("the script has ended", None)
     return folder

@@ -15,7 +15,7 @@ from metrale_ray.errors import ConfigError, JournalError
 from metrale_ray.grammar.grammars import Grammars
 from metrale_ray.grammar.texts import grammar_text, of_choice, of_regex
 from metrale_ray.protocol.codec import decode_command, encode_command
-from metrale_ray.protocol.commands import Cmd, Decode
+from metrale_ray.protocol.commands import Cmd, Decode, Scrub, Slot
 from metrale_ray.protocol.journal.records import (
     Admitted,
     Answered,
@@ -111,6 +111,42 @@ def test_where_ranks_were_no_longer_in_step_the_rank_that_was_wrong_is_told(mode
     assert difference is not None
     assert (difference.seq, difference.rank, difference.field) == (9, 1, "digest")
     assert "ended at command 9" in result.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("flip_token", "tokens"), ("flip_block", "blocks"), ("flip_length", "lengths")]
+)
+def test_what_a_rank_had_wrong_is_told_at_that_command(model: Path, kind: Any, field: str) -> None:
+    found = record(model, busy_script, ep_size=2, faults=(FaultSpec(1, "before", kind=kind, command=10),))
+    assert of_kind(found.records, Answered)[-1].kind == "desync"
+    for ep_size in (1, 2):
+        difference = replay(found.records, ep_size=ep_size).difference
+        assert difference is not None
+        assert (difference.seq, difference.rank, difference.field) == (10, 1, field)
+
+
+def test_scrubs_see_the_same_weights_and_cache_rows(model: Path) -> None:
+    def script(driver: Driver) -> None:
+        driver.submit([11, *range(20, 40)])
+        for part in range(4):
+            driver.engine.step()
+            assert driver.engine._orders.run(Scrub(part, 4, Slot(0))).ok
+        driver.run()
+
+    found = record(model, script, ep_size=2, scrub=True)
+    scrubs = [each.answers[1].witness for each in of_kind(found.records, Answered) if "kv" in each.answers[1].witness]
+    assert len({witness["kv"] for witness in scrubs}) == len(scrubs) == 4
+    assert all("weights" in witness for witness in scrubs)
+    for ep_size in (1, 2):
+        assert replay(found.records, ep_size=ep_size).difference is None
+    index = place(found.records, Answered, lambda each: "kv" in each.answers[1].witness)
+    answered = found.records[index]
+    assert isinstance(answered, Answered)
+    wrong = dataclasses.replace(answered.answers[1], witness={**answered.answers[1].witness, "kv": bytes(8)})
+    changed = dataclasses.replace(answered, answers=(answered.answers[0], wrong))
+    difference = replay(with_record(found.records, index, changed)).difference
+    assert difference is not None
+    assert (difference.seq, difference.rank, difference.field) == (answered.seq, 1, "kv")
 
 
 def test_a_life_that_lost_a_rank_is_run_to_its_end(model: Path) -> None:
