@@ -17,7 +17,7 @@ from typing import Any
 from metrale_ray.errors import FrameError, JournalError
 from metrale_ray.protocol.codec import decode_command
 from metrale_ray.protocol.commands import Command, command_rows
-from metrale_ray.protocol.journal.records import Answered, Commanded, ReadRecord, Sampled, TokenNote
+from metrale_ray.protocol.journal.records import Answered, Closed, Commanded, Gap, ReadRecord, Sampled, TokenNote
 from metrale_ray.replay.names import cmd_name
 from metrale_ray.replay.parting import BisectResult, Parting, largest_gap
 
@@ -36,12 +36,16 @@ _NOTED = {"slot": "the slot", "start": "the start", "num_tokens": "the number of
 
 @dataclass(slots=True)
 class Step:
-    """What one journal has of one command. `command` is None in a journal without clients' content."""
+    """What one journal has of one command. `command` is None in a journal without clients' content.
+
+    `is_whole`: something comes behind it, so the journal has all of its tokens.
+    """
 
     commanded: Commanded
     command: Command | None
     answered: Answered | None = None
     tokens: tuple[TokenNote, ...] = ()
+    is_whole: bool = False
 
 
 def bisect_journals(
@@ -65,10 +69,13 @@ def steps(records: Iterable[ReadRecord]) -> Iterator[Step]:
     step: Step | None = None
     for record in records:
         match record:
-            case Commanded():
+            case Commanded() | Closed():
                 if step is not None:
+                    step.is_whole = True
                     yield step
-                step = Step(record, _command(record))
+                step = Step(record, _command(record)) if isinstance(record, Commanded) else None
+            case Gap():
+                step = None  # what follows from it may be among what is missing
             case Answered() if step is not None and record.seq == step.commanded.seq:
                 step.answered = record
             case Sampled() if step is not None and record.seq == step.commanded.seq:
@@ -102,7 +109,8 @@ def _pairs(a: Iterator[Step], b: Iterator[Step], result: BisectResult) -> Iterat
             step_a, step_b = next(a, None), next(b, None)
     for name, number in skipped.items():
         if number:
-            result.remarks.append(f"{number} commands are in {name} alone, at its beginning or in gaps of the other")
+            commands = "1 command is" if number == 1 else f"{number} commands are"
+            result.remarks.append(f"{commands} in {name} alone, at its beginning or in gaps of the other")
     for name, step in (("A", step_a), ("B", step_b)):
         if step is not None:
             result.remarks.append(f"{name} goes on at command {step.commanded.seq}, where the other one has ended")
@@ -113,7 +121,8 @@ def _parting(a: Step, b: Step, result: BisectResult) -> Parting | None:
     if differing is not None:
         return _make(a, *differing)
     tokens_a, tokens_b = _tokens(a), _tokens(b)
-    for row, note in tokens_a.items():
+    for row in tokens_a.keys() & tokens_b.keys():
+        note = tokens_a[row]
         values_a, values_b = note.values, tokens_b[row].values
         gap = largest_gap(values_a, values_b)
         if result.note_gap(a.commanded.seq, gap, len(values_a)):
@@ -136,6 +145,7 @@ def _differences(a: Step, b: Step) -> Iterator[Differing]:
     yield from _row_differences({"samples": "whether a token is chosen"}, a.commanded.rows, b.commanded.rows)
     if a.answered is not None and b.answered is not None:
         yield from _pair("the outcome", a.answered.kind, b.answered.kind)
+    if a.is_whole and b.is_whole:
         yield from _token_differences(_tokens(a), _tokens(b))
 
 

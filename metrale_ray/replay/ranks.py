@@ -23,6 +23,7 @@ from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_ra
 from metrale_ray.protocol.commands import Command, CommandFrame, Envelope, Progress, Reply, Settled, Status
 from metrale_ray.replay.parting import Tensor
 
+_ANY_MEMORY = 2**62
 OnLoad = Callable[[int, int], None]
 """Called with the bytes that are loaded and all that are to be."""
 
@@ -39,7 +40,7 @@ class ReplayRanks:
         if num_threads is not None:
             use_threads(num_threads)
         first = open_rank(config, 0)
-        self.must_equal: Mapping[str, str] = introduce(first).must_equal
+        self.must_equal: Mapping[str, str] = introduce(_with_room(first)).must_equal
         self.checkpoint = first.checkpoint
         self.vocab_size = first.decoder.vocab_size
         self._on_load = on_load
@@ -95,6 +96,11 @@ class ReplayRanks:
         if self._on_load is not None:
             loaded = self._loaded.values()
             self._on_load(sum(each.done_bytes for each in loaded), sum(each.total_bytes for each in loaded))
+
+
+def _with_room(setup: RankSetup) -> RankSetup:
+    """The same for its introduction: how many blocks there are was decided when the journal was recorded."""
+    return dataclasses.replace(setup, config=dataclasses.replace(setup.config, kv_cache_memory=_ANY_MEMORY))
 
 
 def _join(group: InProcessGroup, setup: RankSetup) -> Collectives:

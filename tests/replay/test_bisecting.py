@@ -155,6 +155,17 @@ def test_what_only_one_of_the_two_has_is_told(recorded: Recorded) -> None:
     assert bisect_journals(records[:cut], records[cut:], 0.0).remarks[-1] == "no command is in both"
 
 
+def test_tokens_that_were_lost_with_the_end_or_in_a_gap_are_no_difference(recorded: Recorded) -> None:
+    records = recorded.records
+    sampled = next(i for i, each in enumerate(records) if isinstance(each, Sampled))
+    seqs = [each.seq for each in of_kind(records[:sampled], Commanded)]
+    torn = bisect_journals(records[:sampled], records, 0.0)
+    assert (torn.parting, torn.num_commands) == (None, len(seqs))
+    gap = bisect_journals([*records[:sampled], Gap(0, 1), *records[sampled + 1 :]], records, 0.0)
+    assert gap.parting is None
+    assert gap.remarks == ["1 command is in B alone, at its beginning or in gaps of the other"]
+
+
 def test_journals_without_content_are_compared_as_far_as_they_go(recorded: Recorded) -> None:
     redaction = Redaction()
     redacted = [redaction.redact(each) for each in recorded.records]
