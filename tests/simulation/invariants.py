@@ -52,6 +52,7 @@ class LifeResult:
     got: list[Got]
     fired: tuple[Fault, ...] = ()
     complaints: list[str] = field(default_factory=list)
+    num_preemptions: int = 0
 
 
 def violations(workload: Workload, oracle: Oracle, results: Sequence[LifeResult]) -> list[str]:

@@ -64,7 +64,11 @@ def run_case(seed: int, case: Case, folder: Path, oracle: Oracle) -> Outcome:
 
 
 class _Run:
-    """What the parts of one run share."""
+    """What the parts of one run share.
+
+    What is left is looked at when the engine is at rest, and not at the end of its life: a front that the head was cut
+    off from may still ask for something before the head stops.
+    """
 
     def __init__(self, seed: int, case: Case, folder: Path, seen: Watch) -> None:
         self._case = case
@@ -175,9 +179,9 @@ class _Run:
             "requests are on their way in": len(head._inbox) + len(head._inbox._endings),
             "requests are known to the engine": len(self._required_engine()._live),
             "requests have clients": len(head._desk.clients),
-            "slots are held": len(self._ledgers[-1].mirror.slots),
         }
-        return [f"{number} {what}" for what, number in counts.items() if number] + list(pools(scheduler))
+        held = [*self._ledgers[-1].at_rest(), *pools(scheduler)]
+        return [f"{number} {what}" for what, number in counts.items() if number] + held
 
     def _required_engine(self) -> Engine:
         head = self._group.head
@@ -192,10 +196,10 @@ class _Run:
         raised = tuple(fault for fault in self._engine_faults(life.number) if fault.spec() in sight.raised)
         result.fired = (*life.fired, *raised)
         result.end, result.message = _end_of(life, sight)
+        scheduler = None if life.head_object is None else getattr(life.head_object._engine, "_scheduler", None)
+        result.num_preemptions = 0 if scheduler is None else scheduler.num_preemptions
         result.complaints += [*life.violations, *self._ledgers[life.number].complaints, *sight.complaints]
         result.complaints += _processes(life, result)
-        if result.end == "fine":
-            result.complaints += self._ledgers[life.number].at_rest()
 
 
 def _until_gone(script: Script, gone: set[int], front: int, seat: Seat) -> None:

@@ -72,6 +72,9 @@ KINDS: dict[str, type[Any]] = {
 RANK_AT_FAULT = "rank_at_fault"
 """The end by a rank that fails whatever it is given, which is a LinkLost of the head's own judgement."""
 
+DIFFERENCES = ("diverge", "flip_token", "flip_block", "flip_length")
+"""What makes one rank differ from the others in what it heard or holds, and is found at that very command."""
+
 FINE = frozenset({"fine"})
 LOST = frozenset({"fine", "link_lost", "start_error"})
 OUT_OF_ORDER = frozenset({"fine", "link_lost", "session_error", "start_error"})
@@ -116,7 +119,7 @@ def _ends_of_process(fault: ProcessFault) -> frozenset[str]:
 
 def must_end(fault: Fault, ep_size: int) -> bool:
     """Whether a life in which this fault fired may not go on: a rank that differs must be found."""
-    return isinstance(fault, EngineFault) and fault.kind == "diverge" and ep_size > 1
+    return isinstance(fault, EngineFault) and fault.kind in DIFFERENCES and ep_size > 1
 
 
 def is_violent(fault: Fault) -> bool:
@@ -178,11 +181,12 @@ def _gentle(chance: random.Random, life: int, of_life: Life, ep_size: int) -> Fa
 def _engine(chance: random.Random, life: int, of_life: Life, ep_size: int) -> EngineFault:
     asked = [ask.entry for ask in of_life.asks]
     of_sequence = chance.random() < 0.7
-    kind = chance.choices(("fail", "poison", "diverge"), (5, 3, 1))[0]
+    weights = (10, 6, *((1,) * len(DIFFERENCES) if ep_size > 1 else (0,) * len(DIFFERENCES)))
+    kind = chance.choices(("fail", "poison", *DIFFERENCES), weights)[0]
     phase = chance.choice(("validation", "before", "inside", "after", "reply"))
     first_token = ENTRIES[chance.choice(asked)].prompt[0] if of_sequence or kind == "poison" else None
     command = None
-    if first_token is None or kind == "diverge" or chance.random() < 0.3:
+    if first_token is None or kind in DIFFERENCES or chance.random() < 0.3:
         command = 2 + int(chance.expovariate(1 / 12))
     return EngineFault(
         life, chance.randrange(ep_size), phase, kind, chance.randrange(2), first_token, command, chance.random() < 0.3

@@ -80,6 +80,7 @@ def _run_job(seeds: Iterable[int], folder: Path) -> list[Seen]:
 def _counted(outcome: Outcome) -> Iterator[str]:
     for result in outcome.results:
         yield f"life: {result.end}"
+        yield from ["scheduler: preemption"] * result.num_preemptions
         for fault in result.fired:
             yield f"fault: {type(fault).__name__} {getattr(fault, 'kind', '')}".strip()
         for got in result.got:

@@ -112,19 +112,19 @@ def draw_workload(seed: int) -> Workload:
         max_queue_len=chance.choice((1, 4, 100, 100, 100)),
         agreement_interval=chance.choice((0, 1, 4, 16)),
         scrub=version == "v2" and chance.random() < 0.3,
-        lives=tuple(_life(chance, 6 if num_lives == 1 else 3) for _ in range(num_lives)),
+        lives=tuple(_life(chance, 7 if num_lives == 1 else 3) for _ in range(num_lives)),
     )
 
 
 def _num_blocks(chance: random.Random, max_model_len: int, batch: int, block_size: int) -> int:
     """Mostly too few for all sequences at once, and at times too few for the longest prompt."""
     of_all = batch * -(-max_model_len // block_size)
-    return chance.choice((min(5, of_all), min(8, of_all), min(10, of_all), of_all))
+    return min(of_all, chance.choice((5, 6, 8, 10, of_all)))
 
 
 def _life(chance: random.Random, most_asks: int) -> Life:
     num_fronts = chance.choices((1, 2, 3), (3, 2, 1))[0]
-    pace_s = chance.choice((0.0, 0.02, 0.3))
+    pace_s = chance.choice((0.0, 0.0, 0.01, 0.3))
     asks = [_ask(chance, num_fronts, pace_s) for _ in range(chance.randint(1, most_asks))]
     leaves = []
     if chance.random() < 0.15:
