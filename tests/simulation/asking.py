@@ -14,8 +14,8 @@ from metrale_ray.baton import Task
 from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import FrontClient, Output
 from metrale_ray.protocol.front.handle import RequestHandle
-from tests.simulation.group import Seat
 from tests.simulation.invariants import Got
+from tests.simulation.seat import Seat
 from tests.simulation.workload import Leave
 
 READY_S = 150.0

@@ -14,28 +14,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from metrale_ray.baton import Baton, Process, Task
 from metrale_ray.config import EngineConfig
-from metrale_ray.errors import EngineDead, LinkLost
+from metrale_ray.errors import LinkLost
 from metrale_ray.head import FIRST_EPOCH, Head
 from metrale_ray.model.device import use_threads
-from metrale_ray.protocol.front import FrontClient
 from metrale_ray.protocol.journal.journal import Journal, NoJournal
 from metrale_ray.protocol.journal.records import Record
 from metrale_ray.protocol.keys import KeyPair
 from metrale_ray.protocol.link import WorkerLink
-from metrale_ray.worker import HeadAddress, Worker
-from tests.simulation.baton_condition import BatonCondition
+from metrale_ray.worker import Worker
 from tests.simulation.baton_loop import BatonLoop
 from tests.simulation.faults import Fault, ProcessFault
+from tests.simulation.life import Life, LifeUnderway
 from tests.simulation.meeting import Meeting
 from tests.simulation.network import Network, Weather
-from tests.simulation.sim_front import SimConnection
-from tests.simulation.sim_surroundings import SimSurroundings, drawn_keys, front_address, joined
+from tests.simulation.seat import Script, Seat
+from tests.simulation.sim_surroundings import SimSurroundings, drawn_keys, joined
 from tests.simulation.transports import LINK_HEARTBEAT, SimTransport
 
 HOST = "10.0.0.1"
@@ -44,133 +42,6 @@ MAX_S = 3600.0
 
 END_S = 30.0
 """How long a process that should end may take beyond the longest wait of the engine; then it is killed, as Ray does."""
-
-
-class Seat:
-    """What one front's script gets: its place in a life. `index` from 0."""
-
-    def __init__(self, life: LifeUnderway, index: int, process: Process, keys: KeyPair) -> None:
-        self.index = index
-        self.life = life.number
-        self.process = process
-        self._life = life
-        self._keys = keys
-
-    @property
-    def baton(self) -> Baton:
-        """To wait by, in virtual time."""
-        return self._life.baton
-
-    @property
-    def processes(self) -> Mapping[str, Process]:
-        """All processes of this life, by name."""
-        return self._life.processes
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the head says that the engine is ready."""
-        return self._life.is_ready
-
-    @property
-    def has_head_ended(self) -> bool:
-        """Whether the head's process has left."""
-        return self._life.has_head_ended
-
-    @property
-    def now_s(self) -> float:
-        """Virtual seconds since the life began."""
-        return self._life.baton.now - self._life.began_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        self.baton.wait_until(lambda: False, seconds, "its time to come")
-
-    def start(self, name: str, work: Callable[[], Any]) -> Task:
-        """One more task of this front's process."""
-        return self.baton.start(f"{self.process.name} {name}", work, self.process)
-
-    def condition(self) -> BatonCondition:
-        """For tasks of this front."""
-        return BatonCondition(self.baton)
-
-    def wait_ready(self) -> None:
-        """Wait until the engine is ready, as Ray tells it. Raises EngineDead when it ends before."""
-        life = self._life
-        self.baton.wait_until(lambda: life.is_ready or life.has_head_ended, None, "a ready engine")
-        if not life.is_ready:
-            raise EngineDead("the engine ended before it was ready", rank=0)
-
-    def client(self) -> FrontClient:
-        """A new session with the head; see FrontClient. The head must be listening, as it is when it is ready."""
-        life = self._life
-        connect = partial(SimConnection, life.baton, life.network, self.process)
-        return FrontClient(
-            front_address(life.number),
-            self._keys,
-            life.head_key,
-            connect=connect,
-            condition=self.condition,
-            clock=lambda: life.baton.now,
-        )
-
-
-Script = Callable[[Seat], Any]
-
-
-@dataclass(frozen=True)
-class Life:
-    """How one life of the group ended. Each process's end is what it gave, or the exception that it raised.
-
-    `head` None: it was told to stop and did. `violations`: what must not be, whatever goes wrong.
-    """
-
-    number: int
-    epoch: int
-    head: BaseException | None
-    workers: Mapping[int, BaseException | None]
-    fronts: Mapping[int, Any]
-    fired: Sequence[Fault]
-    violations: Sequence[str]
-    turns: int
-    took_s: float
-    head_object: Head | None
-    incidents: Sequence[Sequence[Record]]
-
-
-@dataclass
-class LifeUnderway:
-    """What the processes of one life share."""
-
-    number: int
-    epoch: int
-    config: EngineConfig
-    baton: Baton
-    network: Network
-    meeting: Meeting
-    began_s: float
-    began_turn: int
-    head_key: str = ""
-    addresses: Mapping[int, HeadAddress] = field(default_factory=dict)
-    head: Head | None = None
-    head_task: Task | None = None
-    loop: BatonLoop | None = None
-    incidents: list[Sequence[Record]] = field(default_factory=list)
-    processes: dict[str, Process] = field(default_factory=dict)
-    stopped_for_good: set[Process] = field(default_factory=set)
-
-    def never_goes_on(self, process: Process | None) -> bool:
-        """Whether it is stopped, and nobody will resume it."""
-        return process in self.stopped_for_good and process is not None and process.is_stopped
-
-    @property
-    def has_head_ended(self) -> bool:
-        """Whether the head's process has left."""
-        return self.head_task is not None and self.head_task.has_ended
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the head says so."""
-        return self.head is not None and self.head.state.phase == "ready" and not self.has_head_ended
 
 
 class Group:

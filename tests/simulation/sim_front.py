@@ -21,7 +21,8 @@ from metrale_ray.protocol.front.frames import decode_from_head, encode
 from metrale_ray.protocol.front.messages import BEAT_S, SILENCE_S, Beat, Bye, FromHead, Open, Read
 from metrale_ray.protocol.front.router import IsAllowed
 from metrale_ray.protocol.keys import KeyPair, raw_key
-from tests.simulation.network import End, Heartbeat, Network
+from tests.simulation.end import End, Heartbeat
+from tests.simulation.network import Network
 
 FRONT_HEARTBEAT = Heartbeat((SILENCE_S, SILENCE_S + BEAT_S))
 

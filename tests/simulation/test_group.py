@@ -18,7 +18,9 @@ from metrale_ray.protocol.journal.journal import MemoryJournal
 from metrale_ray.protocol.journal.records import Closed, Started
 from metrale_ray.sampling.token_params import TokenParams
 from tests.simulation.faults import Fault, FrameFault, Partition, ProcessFault, SumFault
-from tests.simulation.group import Group, Life, Seat
+from tests.simulation.group import Group
+from tests.simulation.life import Life
+from tests.simulation.seat import Seat
 from tests.simulation.tiny_model import kv_block_bytes, write_model
 
 PROMPTS = [(100 + number, 2, 3, 4 + number) for number in range(3)]

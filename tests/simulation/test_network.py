@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrale_ray.baton import Baton, Process
+from tests.simulation.end import End, Heartbeat
 from tests.simulation.faults import Fault, FrameFault, Partition
-from tests.simulation.network import End, Heartbeat, Network, Weather
+from tests.simulation.network import Network, Weather
 
 ADDRESS = "tcp://b:1"
 HEARTBEAT = Heartbeat((3.0, 4.0))

@@ -11,7 +11,7 @@ from metrale_ray.baton import Baton
 from metrale_ray.errors import LinkLost
 from metrale_ray.protocol.transport import check_frame_size
 from metrale_ray.protocol.zmq_transport import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS, SEND_TIMEOUT_S
-from tests.simulation.network import End, Heartbeat
+from tests.simulation.end import End, Heartbeat
 
 LINK_HEARTBEAT = Heartbeat((HEARTBEAT_TIMEOUT_MS / 1000, (HEARTBEAT_INTERVAL_MS + HEARTBEAT_TIMEOUT_MS) / 1000))
 
