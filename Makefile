@@ -4,9 +4,11 @@
 #   PYTHON    the interpreter for .venv, 3.11 or newer          make PYTHON=python3.12 test
 #   PIP_ARGS  more arguments for pip, for example an index      make PIP_ARGS="--extra-index-url URL" demo
 #   ARGS      more arguments for the command of the target      make test ARGS="tests/test_errors.py -x"
+#   SEEDS     how many seeds to simulate                        make sim SEEDS=10000
 
 PYTHON ?= python3
 PIP_ARGS ?=
+SEEDS ?= 2000
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ export METRALE_CACHE_DIR ?= $(CURDIR)/.cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test clusters lint check bench nightly clean
+.PHONY: help demo test sim clusters lint check bench nightly clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -31,6 +33,9 @@ demo: $(STAMP)  ## answer one question with two ranks of a small model on this m
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m tests.run $(ARGS)
+
+sim: $(STAMP)  ## run whole groups of ranks in one process each, in virtual time, under faults that SEEDS seeds draw
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 clusters: $(STAMP)  ## run the tests of whole clusters and several hosts; as root
 	$(BIN)/python -m tests.run -m clusters --clusters $(ARGS)

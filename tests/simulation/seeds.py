@@ -20,11 +20,16 @@ import torch
 
 from metrale_ray.protocol.journal.records import Answered
 from tests.simulation.oracle import Oracle
+from tests.simulation.replays import differences
 from tests.simulation.run import Outcome, draw_case, run_case
 from tests.simulation.tiny_model import write_model
 
 SEEDS_PER_JOB = 20
 """Enough that handing them to a process costs nothing, few enough that progress is seen."""
+
+
+REPLAY_EVERY = 10
+"""The journals of one seed in ten are run again, each of which takes as long as the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,13 @@ def run_seeds(seeds: Sequence[int], folder: Path, num_jobs: int) -> Iterator[See
 def run_seed(seed: int, folder: Path, oracle: Oracle) -> Seen:
     """One seed with what it draws."""
     outcome = run_case(seed, draw_case(seed), folder, oracle)
-    return Seen(seed, tuple(outcome.violations), Counter(_counted(outcome)))
+    violations, counts = list(outcome.violations), Counter(_counted(outcome))
+    if seed % REPLAY_EVERY == 0 and not violations:
+        for result, ledger in zip(outcome.results, outcome.ledgers, strict=True):
+            if result.end != "desync":  # its last answers hold what was damaged on purpose
+                violations += [f"life {result.number}: {line}" for line in differences(ledger.records)]
+                counts["journal: replayed"] += 1
+    return Seen(seed, tuple(violations), counts)
 
 
 def quiet() -> None:
