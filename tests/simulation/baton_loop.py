@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from metrale_ray.baton import Baton, Process
+from metrale_ray.baton import Baton, Killed, Process
 
 T = TypeVar("T")
 MAX_CLOSES = 16
@@ -102,7 +102,8 @@ class BatonLoop(asyncio.BaseEventLoop):
         return task
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+        if not isinstance(context.get("exception"), Killed):  # which the next wait raises again
+            self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def _cancel_all(self) -> None:
         left = list(self._pending)

@@ -147,3 +147,24 @@ def test_what_goes_wrong_in_a_callback_is_kept() -> None:
     baton.run({"loop": lambda: loop.run(main())})
     assert len(loop.errors) == 1
     assert "LookupError('in a callback')" in loop.errors[0]
+
+
+def test_a_callback_that_is_killed_is_no_error_and_the_loop_ends() -> None:
+    baton, process = Baton(), Process("p")
+    loop = BatonLoop(baton)
+
+    def call_back() -> None:
+        process.kill()
+        baton.hand_over()
+
+    async def main() -> None:
+        loop.call_soon(call_back)
+        await asyncio.Event().wait()
+
+    def conductor() -> Any:
+        task = baton.start("loop", lambda: loop.run(main()), process)
+        baton.wait_until(lambda: task.has_ended)
+        return task.result
+
+    assert isinstance(baton.run({"conductor": conductor})["conductor"], Killed)
+    assert loop.errors == []
