@@ -248,3 +248,17 @@ def test_a_long_healthy_life_with_little_work_raises_no_alarm(model: Path, answe
     life = Group(5, config, max_turns=10_000_000, max_s=1e6).run([[asks_now_and_then]])[0]
     assert (life.head, life.workers, life.fronts, life.violations) == (None, {1: None}, {0: None}, ())
     assert life.took_s > 180.0 * scale
+
+
+def test_the_key_of_a_front_that_left_long_ago_is_good_no_longer(model: Path) -> None:
+    """Ten minutes of virtual time: the head's clock is the one from outside everywhere."""
+
+    def comes_back(seat: Seat) -> str:
+        ask_all(seat)
+        seat.sleep(11 * 60.0)
+        with pytest.raises(EngineDead) as caught:
+            seat.client().wait_opened(5.0)
+        return caught.value.message
+
+    life = Group(0, config_of(model, 1)).run([[comes_back]])[0]
+    assert "it does not know this process's key" in life.fronts[0]

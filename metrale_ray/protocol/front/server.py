@@ -19,10 +19,12 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType
 
+from metrale_ray.clock import Clock
 from metrale_ray.errors import FrameError, ProtocolError, SessionError
 from metrale_ray.protocol.front.allowed_keys import MAX_FRONTS, AllowedKeys
 from metrale_ray.protocol.front.frames import FrontDecoder, encode
@@ -98,13 +100,14 @@ class FrontServer:
         silence_s: float = SILENCE_S,
         credit: int = CREDIT_FRAMES,
         max_held_bytes: int = MAX_HELD_BYTES,
+        clock: Clock = time.monotonic,
     ) -> None:
         """`host` is the numeric address of one interface, `keys` are the head's. `figures` gives the text of `Told`.
-        `make_router` makes the way to the fronts; None: a socket on `host`.
+        `make_router` makes the way to the fronts; None: a socket on `host`. `clock` says how long a key was not used.
 
         Raises ConfigError for a host that means all interfaces.
         """
-        self._allowed = AllowedKeys()
+        self._allowed = AllowedKeys(clock=clock)
         is_allowed = self._allowed.is_allowed
         self._router = FrontRouter(host, keys, is_allowed) if make_router is None else make_router(is_allowed)
         self._decoder = FrontDecoder()
