@@ -20,7 +20,16 @@ from metrale_ray.errors import EngineDead
 from metrale_ray.protocol.front import Output
 from tests.simulation.faults import FrameFault, Partition, ProcessFault
 from tests.simulation.oracle import Expected, Oracle
-from tests.simulation.schedule import FINE, SHORT_STOP_S, EngineFault, Fault, ends_of, must_end
+from tests.simulation.schedule import (
+    FINE,
+    SHORT_STOP_S,
+    EngineFault,
+    Fault,
+    blamed_ranks,
+    ends_of,
+    is_violent,
+    must_end,
+)
 from tests.simulation.workload import Ask, Life, Workload
 
 TOLERANCE = 1e-3
@@ -44,7 +53,8 @@ class Got:
 
 @dataclass(slots=True)
 class LifeResult:
-    """How one life went. `end`: "fine", "killed", or the code of what ended the engine, and `message` its words."""
+    """How one life went. `end`: "fine", "killed", or the code of what ended the engine; `message` and `rank` are its
+    words and whom it blames."""
 
     number: int
     end: str
@@ -53,6 +63,7 @@ class LifeResult:
     fired: tuple[Fault, ...] = ()
     complaints: list[str] = field(default_factory=list)
     num_preemptions: int = 0
+    rank: int | None = None
 
 
 def violations(workload: Workload, oracle: Oracle, results: Sequence[LifeResult]) -> list[str]:
@@ -74,6 +85,9 @@ def _end(result: LifeResult, ep_size: int) -> Iterator[str]:
     allowed = FINE.union(*(ends_of(fault) for fault in result.fired))
     if result.end not in allowed:
         yield f"it ended with {result.end} ({result.message}); its faults allow {sorted(allowed)}"
+    blamed = [blamed_ranks(fault) for fault in result.fired if is_violent(fault)]
+    if result.rank is not None and None not in blamed and result.rank not in frozenset().union(*filter(None, blamed)):
+        yield f"it blames rank {result.rank} ({result.message}); its faults are of {blamed}"
     for fault in result.fired:
         if must_end(fault, ep_size) and result.end == "fine":
             yield f"it went on, and should have ended by {fault}"

@@ -14,7 +14,7 @@ from metrale_ray.replay.settings import replay_config
 
 
 def differences(records: Sequence[Record], ep_size: int | None = None) -> Iterator[str]:
-    """What is not as it was recorded, one line; with `ep_size` on so many ranks. A life that never began has nothing."""
+    """What is not as it was recorded, one line; with `ep_size` on so many ranks. None of a life that never began."""
     started = next((record for record in records if isinstance(record, Started)), None)
     if started is None:
         return

@@ -22,12 +22,14 @@ from metrale_ray.protocol.journal.journal import Journal
 from metrale_ray.scheduler.scheduler import Scheduler
 from tests.simulation.asking import asking
 from tests.simulation.faults import ProcessFault, SumFault
-from tests.simulation.group import Group, Life, LifeUnderway, Script, Seat
+from tests.simulation.group import Group
 from tests.simulation.invariants import Got, LifeResult, violations
 from tests.simulation.ledger import Ledger
+from tests.simulation.life import Life, LifeUnderway
 from tests.simulation.mirror import pools
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import RANK_AT_FAULT, STEP_TIMEOUT_S, EngineFault, Fault, draw_schedule, is_violent
+from tests.simulation.seat import Script, Seat
 from tests.simulation.shrink import Case
 from tests.simulation.watch import Sight, Watch, watch
 from tests.simulation.workload import draw_workload
@@ -196,6 +198,7 @@ class _Run:
         raised = tuple(fault for fault in self._engine_faults(life.number) if fault.spec() in sight.raised)
         result.fired = (*life.fired, *raised)
         result.end, result.message = _end_of(life, sight)
+        result.rank = getattr(sight.failure, "rank", None)
         scheduler = None if life.head_object is None else getattr(life.head_object._engine, "_scheduler", None)
         result.num_preemptions = 0 if scheduler is None else scheduler.num_preemptions
         result.complaints += [*life.violations, *self._ledgers[life.number].complaints, *sight.complaints]

@@ -117,6 +117,23 @@ def _ends_of_process(fault: ProcessFault) -> frozenset[str]:
     return LOST | {"killed"} if fault.process == "head" else LOST
 
 
+def blamed_ranks(fault: Fault) -> frozenset[int] | None:
+    """The ranks that the head may name for an end by this fault; None: any, as all of them lose the head."""
+    match fault:
+        case FrameFault():
+            return _ranks_of(fault.sender, fault.receiver)
+        case Partition():
+            return _ranks_of(fault.a, fault.b)
+        case ProcessFault():
+            return None if fault.process == "head" else _ranks_of(fault.process)
+        case SumFault() | EngineFault():
+            return None if fault.rank == 0 else frozenset({fault.rank})
+
+
+def _ranks_of(*processes: str) -> frozenset[int]:
+    return frozenset(int(process.removeprefix("rank ")) for process in processes if process.startswith("rank "))
+
+
 def must_end(fault: Fault, ep_size: int) -> bool:
     """Whether a life in which this fault fired may not go on: a rank that differs must be found."""
     return isinstance(fault, EngineFault) and fault.kind in DIFFERENCES and ep_size > 1
