@@ -25,6 +25,7 @@ from metrale_ray.grammar.constraint import Constraint
 from metrale_ray.live import LiveRequest, check_constraint
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
+from metrale_ray.model.scrubbing import Scrubbing
 from metrale_ray.orders import OnProgress, Orders
 from metrale_ray.protocol.commands import Cmd, FreeSlot, Load, Ping, Shutdown, Slot
 from metrale_ray.protocol.link import HeadLink
@@ -36,6 +37,7 @@ from metrale_ray.recording import Recording, raw_logits
 from metrale_ray.recovery import Recovery
 from metrale_ray.sampling.history import DistinctTokens
 from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.sampler import BAD_LOGITS
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.deadlines import Deadlines
 from metrale_ray.scheduler.plan import Plan, PlanRow, plan_command
@@ -96,6 +98,7 @@ class Engine:
         self._model = model
         self._vocab_size = model.vocab_size
         self._version = version
+        self._is_alone = not links
         self._seed = seed
         self._deliver = deliver
         self._scheduler: Scheduler | None = None
@@ -116,6 +119,7 @@ class Engine:
         verdict = self._orders.run(Load(num_blocks), on_progress)
         if not verdict.ok:
             raise StartError(f"rank {verdict.rank} could not load: {verdict.message}", rank=verdict.rank)
+        self._scrubbing = Scrubbing(self._model.num_scrub_parts)
         self._scheduler = scheduler
 
     def submit(
@@ -204,6 +208,17 @@ class Engine:
         """Ask every rank for its digest. Raises LinkLost or Desync."""
         self._orders.run_rowless(Ping())
 
+    def scrub(self) -> bool:
+        """Let every rank look at the next part of its memory; whether that was the last of all parts.
+
+        Raises LinkLost, or Desync for a rank whose memory is damaged.
+        """
+        scrubbing = self._scrubbing
+        num_passes = scrubbing.num_passes
+        held = [(sequence.slot, sequence.num_computed) for sequence in self.scheduler.sequences()]
+        self._orders.run(scrubbing.next({slot: length for slot, length in held if slot is not None and length}))
+        return scrubbing.num_passes > num_passes
+
     def shutdown(self) -> None:
         """Let every worker leave its loop. Raises LinkLost or Desync."""
         self._orders.run(Shutdown())
@@ -279,6 +294,7 @@ class Engine:
         readout = read_out(self._replica.logits, rows, self._live)
         self._record_tokens(readout)
         self._replica.logits = None  # they are large, and have been read
+        self._compare_caches([row for row in rows if _has_bad_logits(readout, row)])
         sampled_s = self._clock()
         counters.sample_s += sampled_s - began_s
         prompt = readout.prompt
@@ -295,6 +311,17 @@ class Engine:
         if deliveries:
             self._deliver(deliveries)
         counters.deliver_s += self._clock() - sampled_s
+
+    def _compare_caches(self, rows: Sequence[PlanRow]) -> None:
+        """Logits that are not finite may come of one rank's damaged memory: look before anything is told.
+
+        Raises Desync when the ranks' caches differ.
+        """
+        if self._is_alone or self._version is ProtocolVersion.V1:  # which has no words for it
+            return
+        for row in rows:
+            for scrub in self._scrubbing.all_of(row.span.slot, row.span.end):
+                self._orders.run(scrub)
 
     def _delivery(self, emission: Emission, readout: Readout) -> Delivery:
         """One token, with what the step read of its request, which is taken out."""
@@ -346,6 +373,11 @@ class Engine:
         slots = self._replica.slots
         slots.settle(settled)  # as the next command would do first
         self.recording.snapshot(settled.seq, settled.ok, slots.live, self.scheduler.sequences())
+
+
+def _has_bad_logits(readout: Readout, row: PlanRow) -> bool:
+    error = readout.errors.get(row.request_id)
+    return error is not None and error.code == BAD_LOGITS
 
 
 def _derived_seed(seed: int, request_id: RequestId) -> int:

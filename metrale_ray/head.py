@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from metrale_ray.chores import Chores
 from metrale_ray.compiling import MAX_THREADS, Compiling
 from metrale_ray.config import EngineConfig
 from metrale_ray.desk import ByFront, Desk, refusal
@@ -47,8 +48,6 @@ from metrale_ray.worker import HeadAddress
 
 log = logging.getLogger(__name__)
 
-# An idle engine looks at its links this often; a message wakes it at once.
-IDLE_WAIT_S = 0.25
 FIRST_EPOCH = 1
 
 
@@ -116,6 +115,7 @@ class Head:
             around.keys,
             figures=self._figures_text,
             make_router=around.front_router,
+            clock=self._clock,
         )
         await self._fronts.start()
         key = self.public_key
@@ -285,24 +285,21 @@ class Head:
         self._state = HeadState("loading", {**self._state.progress, rank: progress})
 
     def _run(self, engine: Engine) -> None:
-        next_ping = self._clock() + self._config.idle_ping_s
+        chores = Chores(engine, self._config, lambda: check_links(self._links), self._clock)
         worked = False
         while not self._stopping.is_set():
             if self._server_failure is not None:
                 raise EngineDead(f"the server of the fronts failed: {self._server_failure}")
             if not worked:
-                self._inbox.wait(IDLE_WAIT_S)
+                self._inbox.wait(chores.wait_s)
             self._take(engine)
             engine.expire(self._clock())
             worked = engine.step()
             if worked:
-                next_ping = self._clock() + self._config.idle_ping_s
-                continue
-            self._figures.note_idle(self._clock())
-            check_links(self._links)
-            if self._clock() >= next_ping:
-                engine.ping()
-                next_ping = self._clock() + self._config.idle_ping_s
+                chores.after_step()
+            else:
+                self._figures.note_idle(self._clock())
+                chores.while_idle()
 
     def _take(self, engine: Engine) -> None:
         if self._desk.take(engine):

@@ -53,6 +53,7 @@ LEVELS = {
     "vocabulary": 2,
     "worker": 3,
     "engine": 4,
+    "chores": 4,
     "clients": 4,
     "compiling": 4,
     "counters": 4,

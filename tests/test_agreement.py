@@ -92,7 +92,8 @@ def test_a_flip_in_a_replicated_weight_is_found_within_one_interval(model: Path)
         for ep_size, rank, fault in flips("flip_weight", bit=bit):
             _, alarm = damaged(model, ep_size, fault)
             assert alarm.rank == expected_rank(rank, ep_size)
-            assert alarm.field in ("residual", "routing")  # nothing but NaN is the same on all ranks
+            # Logits that are not finite let the head look at the memory at once.
+            assert alarm.field in ("residual", "routing", "weights")
             assert_within_one_interval(alarm)
 
 
@@ -160,7 +161,7 @@ def scrubs(num_parts: int) -> Script:
     def do(driver: Driver) -> None:
         scrubbing = Scrubbing(num_parts)
         while not scrubbing.num_passes:
-            assert driver.engine._orders.run(scrubbing.next()).ok
+            assert driver.engine._orders.run(scrubbing.next({})).ok
 
     return do
 
@@ -178,7 +179,7 @@ def test_a_flip_in_a_cache_row_is_found_by_a_scrub_of_its_slot(model: Path) -> N
         driver.engine.step()
         driver.engine.step()
         for _ in range(2):
-            driver.engine._orders.run(Scrubbing(1).next([Slot(0)]))
+            driver.engine._orders.run(Scrubbing(1).next({Slot(0): 1}))
         driver.run()
 
     assert run_engine(model, do, ep_size=3, **SETTINGS).head_error is None
@@ -204,7 +205,7 @@ def test_a_healthy_group_raises_no_alarm(model: Path, scale: int, dtype: str, ep
         for number in range(6 * scale):
             driver.submit([number % 300, *range(number % 11)])
             driver.engine.step()
-            slots = [slot for slot, seq in driver.engine._replica.slots.live.items() if seq.length]
+            slots = {slot: seq.length for slot, seq in driver.engine._replica.slots.live.items() if seq.length}
             driver.engine._orders.run(scrubbing.next(slots))
         driver.run()
 

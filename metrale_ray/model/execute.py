@@ -144,7 +144,7 @@ class Replica:
             return self._model.witness_of_step()
         observed = {"weights": self._model.weights_digest(command.part, command.num_parts)}
         if command.slot is not None:
-            observed["kv"] = self._model.kv_digest(self._slots.sequence(command.slot))
+            observed["kv"] = self._model.kv_digest(self._slots.sequence(command.slot), command.start)
         return observed
 
     def _progress_of(self, frame: CommandFrame) -> Callable[[int, int], None]:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`Scrubbing`: which part of the weights, and which slot's cache rows, the next scrub reads. Pure.
+"""`Scrubbing`: which part of the weights, and which rows of which slot's cache, the next scrub reads. Pure.
 
-Rules: parts follow one another, so a pass reads all weights of all ranks once; slots take turns. It leaves out when a
-scrub is ordered, and what its verdict means: damage has raised Desync by then, and one that failed is passed over.
+Rules: parts follow one another, so a pass reads all weights of all ranks once; slots take turns, and each goes on
+where it was left. It leaves out when a scrub is ordered, and what its verdict means: damage has raised Desync by then,
+and one that failed is passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from metrale_ray.protocol.commands import Scrub, Slot
+from metrale_ray.protocol.limits import MAX_SCRUB_ROWS
 
 
 class Scrubbing:
@@ -19,18 +21,34 @@ class Scrubbing:
         self.num_passes = 0  # over all parts, so far
         self._num_parts = num_parts
         self._part = 0
-        self._slot = Slot(0)
+        self._slot = Slot(0)  # whose turn is next, or that of the first one above it
+        self._starts: dict[Slot, int] = {}  # where each slot goes on
 
-    def next(self, slots: Iterable[Slot] = ()) -> Scrub:
-        """The next scrub. `slots` have settled tokens, and no command that frees them has been ordered."""
+    def next(self, lengths: Mapping[Slot, int]) -> Scrub:
+        """The next scrub. `lengths`: settled tokens, at least one, of slots that no ordered command frees."""
+        slot = self._next_slot(lengths)
+        return self._scrub(None if slot is None else (slot, self._next_start(slot, lengths[slot])))
+
+    def all_of(self, slot: Slot, length: int) -> list[Scrub]:
+        """Scrubs that together read all settled rows of a slot."""
+        return [self._scrub((slot, start)) for start in range(0, length, MAX_SCRUB_ROWS)]
+
+    def _scrub(self, rows: tuple[Slot, int] | None) -> Scrub:
         part, self._part = self._part, (self._part + 1) % self._num_parts
         self.num_passes += self._part == 0
-        return Scrub(part, self._num_parts, self._next_slot(sorted(slots)))
+        return Scrub(part, self._num_parts) if rows is None else Scrub(part, self._num_parts, *rows)
 
-    def _next_slot(self, slots: list[Slot]) -> Slot | None:
+    def _next_slot(self, lengths: Mapping[Slot, int]) -> Slot | None:
         """The lowest one that has not had its turn, or the lowest of all."""
-        if not slots:
+        if not lengths:
             return None
+        slots = sorted(lengths)
         chosen = next((slot for slot in slots if slot >= self._slot), slots[0])
         self._slot = Slot(chosen + 1)
         return chosen
+
+    def _next_start(self, slot: Slot, length: int) -> int:
+        start = self._starts.get(slot, 0)
+        start = start if start < length else 0  # it came to the end, or another sequence has the slot
+        self._starts[slot] = start + MAX_SCRUB_ROWS
+        return start

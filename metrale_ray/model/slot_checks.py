@@ -78,6 +78,9 @@ class SlotChecks:
             self._check_slot(scrub.slot)
             if scrub.slot not in self._live:
                 raise CommandRefused(f"slot {scrub.slot} is free", slots=[scrub.slot])
+            length = self._live[scrub.slot].length
+            if scrub.start >= length:
+                raise CommandRefused(f"slot {scrub.slot} has {length} settled rows, and none from {scrub.start} on")
 
     def _check_rows(self, command: Command, rows: Sequence[Span]) -> None:
         if rows and not self._owned:

@@ -34,6 +34,7 @@ from metrale_ray.model.step import Step, plan_step
 from metrale_ray.model.step_watch import StepWatch, hash_tensors
 from metrale_ray.model.weights import Weights, load_weights, plan_weights, read_decoder_config
 from metrale_ray.protocol.commands import Slot, Span
+from metrale_ray.protocol.limits import MAX_SCRUB_ROWS
 from metrale_ray.protocol.port import CommandPort
 
 log = logging.getLogger(__name__)
@@ -185,12 +186,13 @@ class TransformerModel(Model):
         return self._checksums.digest(part, num_parts)
 
     @torch.inference_mode()
-    def kv_digest(self, seq: SequenceState) -> bytes:
-        """Of the settled rows of `seq` in all layers: the sum of each row."""
+    def kv_digest(self, seq: SequenceState, start: int) -> bytes:
+        """Of MAX_SCRUB_ROWS settled rows of `seq` from `start` on, in all layers: the sum of each row."""
         if self._cache is None:
             raise CommandRefused("nothing is loaded yet")
         cache = self._cache
-        places = torch.tensor(cache.places(seq.block_table, 0, seq.length), dtype=torch.int64, device=self.device)
+        end = min(seq.length, start + MAX_SCRUB_ROWS)
+        places = torch.tensor(cache.places(seq.block_table, start, end), dtype=torch.int64, device=self.device)
         layers = range(len(cache.layers_P2ND))
         return hash_tensors([rows_sums(cache.gather(layer, places)) for layer in layers])
 

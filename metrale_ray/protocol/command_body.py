@@ -139,6 +139,7 @@ def _write_scrub(scrub: Scrub, version: ProtocolVersion, values: dict[str, Any])
         raise CommandRefused(_no_such_part(scrub))
     if scrub.slot is not None:
         _write_slot(scrub.slot, version, values)
+        values["start"] = check_u32("start", scrub.start)
 
 
 def _checked_logits(kinds: Sequence[int]) -> Sequence[int]:
@@ -177,7 +178,8 @@ def _read_shutdown(fields: Fields, version: ProtocolVersion) -> Shutdown:
 
 def _read_scrub(fields: Fields, version: ProtocolVersion) -> Scrub:
     slot = None if fields.is_absent("seq_id") else _read_slot(fields, version)
-    scrub = Scrub(fields.u32("part"), fields.u32("num_parts"), slot)
+    start = 0 if slot is None else fields.u32("start")
+    scrub = Scrub(fields.u32("part"), fields.u32("num_parts"), slot, start)
     if scrub.part >= scrub.num_parts:
         raise fields.error(_no_such_part(scrub))
     return scrub

@@ -123,7 +123,9 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Scrub:
-    """Read part `part` of `num_parts` of the weights again, and the settled cache rows of `slot` where one is named.
+    """Read part `part` of `num_parts` of the weights again, and some settled cache rows of `slot` where one is named.
+
+    The rows are MAX_SCRUB_ROWS at most, from `start` on, which is below the slot's settled length.
 
     The reply's witness says what was found; memory that no longer holds what was loaded fails the command.
     """
@@ -132,6 +134,7 @@ class Scrub:
     part: int
     num_parts: int
     slot: Slot | None = None
+    start: int = 0
 
 
 Command = Load | Decode | DecodeBatch | PrefillChunk | MixedStep | FreeSlot | Ping | Shutdown | Scrub

@@ -59,6 +59,10 @@ class SampleRow:
     mask: NDArray[np.bool_] | None = None
 
 
+BAD_LOGITS = "bad_logits"
+"""The code of a row whose logits are not finite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A row's token. `logprobs` is there when `params.logprobs` is."""
@@ -109,7 +113,7 @@ def prompt_logprobs(
         for logits_V, token_id in zip(_host(logits_RV[start : start + _PROMPT_ROWS]), ids, strict=True):
             peak = float(logits_V[logits_V.argmax()])
             if not np.isfinite(peak):
-                return SampleError("bad_logits", f"the logits for token {len(found)} of a part of the prompt are bad")
+                return SampleError(BAD_LOGITS, f"the logits for token {len(found)} of a part of the prompt are bad")
             found.append(score(logits_V, peak, token_id, num_top))
     return found
 
@@ -156,7 +160,7 @@ def _ends_are_masked(row: SampleRow) -> bool:
 
 def _best(token_id: int, peak: float, row: SampleRow) -> Sampled | SampleError:
     if not np.isfinite(peak):
-        return SampleError("bad_logits", f"the logits of position {row.position} are not finite numbers")
+        return SampleError(BAD_LOGITS, f"the logits of position {row.position} are not finite numbers")
     return Sampled(token_id)
 
 

@@ -251,6 +251,7 @@ def test_a_command_without_rows_and_a_refused_one_show_their_bytes_alone() -> No
         (Scrub(0, 0), "there is no part 0 of 0"),
         (Scrub(0, 1, Slot(1)), "slot 1 is free"),
         (Scrub(0, 1, Slot(4)), "differ in max_batch_size"),
+        (Scrub(0, 1, Slot(0), 99), "none from 99 on"),
     ],
 )
 def test_a_scrub_of_what_is_not_there_is_refused(scrub: Scrub, match: str) -> None:

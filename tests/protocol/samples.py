@@ -82,7 +82,7 @@ MANY_SLOTS: dict[str, Command] = {
     "decode_batch": DecodeBatch((row(3, 100, (5,), (77,)), row(0, 65536, (U32_MAX,)), row(9, 0, (0,)))),
     "mixed_step": MixedStep((row(2, 40, (11,)), Span(Slot(5), 0, (1, 2, 3), (BlockId(8),), Logits.NONE))),
     "scrub": Scrub(0, 1),
-    "scrub_slot_7": Scrub(70000, U32_MAX, Slot(7)),
+    "scrub_slot_7": Scrub(70000, U32_MAX, Slot(7), 1024),
 }
 COMMANDS = {1: SINGLE_SLOT, 2: SINGLE_SLOT | MANY_SLOTS}
 
@@ -158,7 +158,8 @@ some_tokens = st.lists(u32, min_size=1, max_size=9).map(tuple)
 @st.composite
 def _scrub(draw: st.DrawFn) -> Scrub:
     num_parts = draw(st.integers(1, U32_MAX))
-    return Scrub(draw(st.integers(0, num_parts - 1)), num_parts, draw(st.none() | u32))  # type: ignore[arg-type]
+    part, slot = draw(st.integers(0, num_parts - 1)), draw(st.none() | u32)
+    return Scrub(part, num_parts, slot, 0 if slot is None else draw(u32))  # type: ignore[arg-type]
 
 
 scrubs = _scrub()

@@ -41,5 +41,6 @@ class Agreement(ABC):
         """
 
     @abstractmethod
-    def kv_digest(self, seq: SequenceState) -> bytes:
-        """Of the settled keys and values of a sequence, in all layers."""
+    def kv_digest(self, seq: SequenceState, start: int) -> bytes:
+        """Of the settled keys and values of a sequence from position `start` on, MAX_SCRUB_ROWS at most, in all
+        layers."""
