@@ -24,11 +24,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.finding import find_all
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.oracle import Oracle
 from tests.simulation.run import draw_case, run_case
 from tests.simulation.schedule import from_map, to_map
-from tests.simulation.seeds import Seen, model_folder, quiet, run_seed, run_seeds
+from tests.simulation.seeds import Seen, model_folder, quiet, run_seeds
 from tests.simulation.shrink import Case, shrink
 from tests.simulation.workload import workload_from_map, workload_to_map
 
@@ -183,26 +184,14 @@ def _print_violations(lines: Sequence[str]) -> None:
 
 
 def _mutations(options: argparse.Namespace, folder: Path) -> int:
-    oracle = Oracle(folder)
     seeds = range(options.first, options.first + options.seeds)
+    names = [mutation.name for mutation in MUTATIONS if options.only in mutation.name]
     missed = 0
-    print("| mistake | found by seed | after seeds | what found it |\n|---|---|---|---|")
-    for mutation in MUTATIONS:
-        if options.only in mutation.name:
-            found = find(mutation, seeds, folder, oracle)
-            missed += found is None
-            print(f"| {mutation.name} | {_row(found, seeds)} |", flush=True)
+    print("| mistake | found by seed | after seeds | what found it |\n|---|---|---|---|", flush=True)
+    for name, found in find_all(names, seeds, folder, options.jobs):
+        missed += found is None
+        print(f"| {name} | {_row(found, seeds)} |", flush=True)
     return int(bool(missed))
-
-
-def find(mutation: Mutation, seeds: Sequence[int], folder: Path, oracle: Oracle) -> Seen | None:
-    """The first of `seeds` that fails with the mistake and passes without it; None when there is none."""
-    for seed in seeds:
-        with mutation.apply():
-            seen = run_seed(seed, folder, oracle)
-        if seen.violations and not run_seed(seed, folder, oracle).violations:
-            return seen
-    return None
 
 
 def _row(found: Seen | None, seeds: Sequence[int]) -> str:

@@ -148,10 +148,15 @@ class _Run:
         """Wait until the fronts have ended and the engine is at rest, or has ended."""
         num_fronts = self._case.workload.lives[number].num_fronts
 
+        life = self._life
+        fronts = [life.processes[f"front {front}"] for front in range(num_fronts)]
+
         def are_gone() -> bool:
-            life = self._life
-            fronts = [life.processes[f"front {front}"] for front in range(num_fronts)]
-            return all(front in gone or life.never_goes_on(process) for front, process in enumerate(fronts))
+            if len(gone) == num_fronts:
+                return True
+            return bool(life.stopped_for_good) and all(
+                front in gone or life.never_goes_on(process) for front, process in enumerate(fronts)
+            )
 
         seat.baton.wait_until(are_gone, None, "the end of the other fronts")
         if not seat.baton.wait_until(self._is_at_rest, REST_S, "an engine at rest"):

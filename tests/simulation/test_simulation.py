@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import __main__ as command
+from tests.simulation.finding import find
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.oracle import Oracle
 from tests.simulation.replays import differences
@@ -68,7 +69,7 @@ def test_a_journal_of_two_ranks_says_the_same_on_one(folder: Path, oracle: Oracl
 
 @pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.name in QUICK], ids=lambda each: each.name)
 def test_a_mistake_is_found(folder: Path, oracle: Oracle, mutation: Mutation) -> None:
-    found = command.find(mutation, range(6), folder, oracle)
+    found = find(mutation, range(6), folder, oracle)
 
     assert found is not None
     assert found.violations
@@ -77,7 +78,7 @@ def test_a_mistake_is_found(folder: Path, oracle: Oracle, mutation: Mutation) ->
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
 def test_every_mistake_is_found(folder: Path, oracle: Oracle, mutation: Mutation) -> None:
-    assert command.find(mutation, range(2000), folder, oracle) is not None
+    assert find(mutation, range(2000), folder, oracle) is not None
 
 
 def test_a_mutation_ends_where_it_should() -> None:
