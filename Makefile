@@ -35,6 +35,7 @@ test: $(STAMP)  ## run the tests
 	$(BIN)/python -m tests.run $(ARGS)
 
 sim: $(STAMP)  ## run whole groups of ranks in one process each, in virtual time, under faults that SEEDS seeds draw
+	$(BIN)/python -m pytest --simulation tests/simulation
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 clusters: $(STAMP)  ## run the tests of whole clusters and several hosts; as root

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Options and fixtures that all tests share.
 
-`--clusters` runs the tests marked `clusters` too. `--nightly` runs these and those marked `nightly`, gives every
-property test more examples, and raises `scale`. Nothing here imports torch: tests of the pure parts must run without.
+`--clusters` runs the tests marked `clusters` too, and `--simulation` those of the simulation. `--nightly` runs these
+and those marked `nightly`, gives every property test more examples, and raises `scale`. Nothing here imports torch:
+tests of the pure parts must run without.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from tests import journals
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
 NIGHTLY_SCALE = 20
+ASKED_FOR = ("clusters", "simulation")  # markers whose tests run where the option of that name is given
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clusters", action="store_true", help="run the tests of clusters, which take minutes")
+    parser.addoption("--simulation", action="store_true", help="run the tests of the simulation")
     parser.addoption("--nightly", action="store_true", help="run the nightly tests too, and all with larger numbers")
 
 
@@ -36,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--nightly"):
         return
-    later = {"nightly"} if config.getoption("--clusters") else {"nightly", "clusters"}
+    later = ["nightly", *(name for name in ASKED_FOR if not config.getoption(f"--{name}"))]
     left_out = [item for item in items if any(map(item.get_closest_marker, later))]
     items[:] = [item for item in items if not any(map(item.get_closest_marker, later))]
     config.hook.pytest_deselected(items=left_out)
