@@ -178,6 +178,22 @@ class Ledger:
         known.end = record.reason
         self._owed.pop(record.request_id, None)
 
+    def counted(self) -> dict[str, int]:
+        """What the engine's counters must say when nothing is under way."""
+        ends = [record for record in self.records if isinstance(record, Ended)]
+        sampled = [record for record in self.records if isinstance(record, Sampled)]
+        answered = [record for record in self.records if isinstance(record, Answered)]
+        rows = {record.seq: bool(record.rows) for record in self.records if isinstance(record, Commanded)}
+        return {
+            "finished_requests": sum(end.reason in ("stop", "length") for end in ends),
+            "failed_requests": sum(end.reason == "error" for end in ends),
+            "expired_requests": sum(end.code == "deadline_exceeded" for end in ends),
+            "tokens": sum(len(record.tokens) for record in sampled),
+            "commands": len(answered),
+            "failed_commands": sum(record.kind != "ok" for record in answered),
+            "steps": sum(record.kind == "ok" and rows[record.seq] for record in answered),
+        }
+
     def at_rest(self) -> Iterator[str]:
         """What is wrong when nothing is left to do: something lives, or is held."""
         living = [number for number, known in self.sequences.items() if known.end is None]

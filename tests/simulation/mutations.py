@@ -190,11 +190,6 @@ def _lose_a_wake_up(put: Any) -> Any:
     return put_quietly
 
 
-def _no_wake_up_of_the_engine(submit: Any) -> Any:
-    """The idle engine looks every quarter of a second by itself, so this one costs time alone."""
-    return submit
-
-
 # Blocks, slots and sequences ---------------------------------------------------------------------------------------
 
 
@@ -264,6 +259,18 @@ def _stale_blocks_after_preemption(start_over: Any) -> Any:
     return start_over_shipped
 
 
+def _tell_prompts_again(start_over: Any) -> Any:
+    def start_over_untold(self: RequestSequence) -> None:
+        start_over(self)
+        self.num_prompt_logits = 0
+
+    return start_over_untold
+
+
+def _forget_who_holds(hold: Any) -> Any:
+    return lambda self, slots: hold(self, list(slots)[1:])
+
+
 def _drop_a_failed_effect_in_part(drop: Any) -> Any:
     def drop_lengths_only(self: Slots, staged: Any) -> None:
         for seq, span, _ in staged.rows:
@@ -304,6 +311,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "ship no first block after a preemption",
         lambda: _replaced(RequestSequence, "start_over", _stale_blocks_after_preemption),
     ),
+    Mutation("tell a prompt's logits again", lambda: _replaced(RequestSequence, "start_over", _tell_prompts_again)),
+    Mutation("forget that a slot is held", lambda: _replaced(SlotPool, "hold", _forget_who_holds)),
     Mutation("keep the blocks of a failed step", lambda: _replaced(Slots, "_drop", _drop_a_failed_effect_in_part)),
 )
 

@@ -187,8 +187,16 @@ class _Run:
             "requests are known to the engine": len(self._required_engine()._live),
             "requests have clients": len(head._desk.clients),
         }
-        held = [*self._ledgers[-1].at_rest(), *pools(scheduler)]
+        held = [*self._ledgers[-1].at_rest(), *pools(scheduler), *self._miscounted()]
         return [f"{number} {what}" for what, number in counts.items() if number] + held
+
+    def _miscounted(self) -> Iterator[str]:
+        engine = self._required_engine()
+        for name, number in self._ledgers[-1].counted().items():
+            if getattr(engine.counters, name) != number:
+                yield f"the engine counts {getattr(engine.counters, name)} {name}, and there were {number}"
+        if len(engine.timelines):
+            yield f"{len(engine.timelines)} timelines go on"
 
     def _required_engine(self) -> Engine:
         head = self._group.head

@@ -77,7 +77,7 @@ DIFFERENCES = ("diverge", "flip_token", "flip_block", "flip_length")
 
 FINE = frozenset({"fine"})
 LOST = frozenset({"fine", "link_lost", "start_error"})
-OUT_OF_ORDER = frozenset({"fine", "link_lost", "session_error", "start_error"})
+OUT_OF_ORDER = frozenset({"fine", "link_lost", "session_error", "desync", "start_error"})
 DAMAGED = frozenset({"fine", "link_lost", "session_error", "desync", "start_error", "handshake_error"})
 
 
