@@ -6,6 +6,9 @@
 Encode and decode are of one frame. A round trip is command and reply between two processes over ZeroMQ on loopback,
 the worker decoding the command and answering at once. The head's time per step is planning, framing, judging and
 applying, without model, sampler and waiting, at full decode batches.
+
+Agreement is what every command pays for its witness, and the first step of each interval for the other one; a scrub
+reads weights at the speed given. The shares are of a decode step of 10 ms and of 30 ms.
 """
 
 from __future__ import annotations
@@ -14,13 +17,21 @@ import argparse
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
+import torch
+
+from metrale_ray.model.checksums import PART_BYTES, Checksums
+from metrale_ray.model.contract.sequence import SequenceState
+from metrale_ray.model.slot_checks import SlotLimits
+from metrale_ray.model.slots import Slots
+from metrale_ray.model.step_watch import StepWatch
 from metrale_ray.protocol.codec import decode_command, decode_reply, encode_command, encode_reply
 from metrale_ray.protocol.commands import (
     BlockId,
     Command,
+    CommandFrame,
     Decode,
     DecodeBatch,
     Envelope,
@@ -61,6 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     _print_commands(args.reps)
     _print_head(args.reps)
+    _print_agreement(min(args.reps, 500))
 
 
 def commands() -> dict[str, Command]:
@@ -181,6 +193,67 @@ def _head_steps(rows: int, steps: int) -> list[float]:
         if step > 0:  # the first one is the prefill
             times.append((time.perf_counter() - started) * 1e3)
     return sorted(times)
+
+
+def _print_agreement(reps: int) -> None:
+    torch.set_num_threads(1)
+    print("\n| agreement of 32 rows | µs | % of 10 ms | % of 30 ms |")
+    print("|---|---|---|---|")
+    for num_blocks in (4, 64, 256):
+        slots = _staged_slots(32, num_blocks)
+        _print_share(f"witness of a command, {num_blocks} blocks per row", _median_us(reps, slots.witness))
+    witness = _staged_slots(32, 64).witness()
+    plain, full = (_reply_us(reps, found) for found in ({}, witness))
+    _print_share("the reply that carries it, packed and read, without the rest", full - plain)
+    watch_us = _median_us(min(reps, 100), lambda: _watch_step(32, 48))
+    _print_share("hidden state of 2048 and routing of 48 layers", watch_us)
+    _print_share("the same, spread over 16 commands", watch_us / 16)
+    print("\n| a scrub reads | MB/s |")
+    print("|---|---|")
+    for dtype in (torch.bfloat16, torch.float32):
+        weight = torch.ones(PART_BYTES // dtype.itemsize, dtype=dtype)
+        print(f"| weights, {str(dtype).removeprefix('torch.')} | {_scrub_mb_per_s(weight):.0f} |")
+
+
+def _print_share(name: str, us: float) -> None:
+    print(f"| {name} | {us:.1f} | {us / 1e4 * 100:.2f} | {us / 3e4 * 100:.2f} |")
+
+
+def _staged_slots(rows: int, num_blocks: int) -> Slots:
+    """A rank's slots in the middle of a decode batch, each with a block table of that length."""
+    length = num_blocks * 16 - 1
+    slots = Slots(SlotLimits(rows, length + 1, rows * length, 2**17, 16), SequenceState, lambda seq: None)
+    slots.reserve(rows * num_blocks)
+    tables = [tuple(BlockId(slot * num_blocks + block) for block in range(num_blocks)) for slot in range(rows)]
+    prompts = MixedStep(tuple(Span(Slot(slot), 0, (1,) * length, table) for slot, table in enumerate(tables)))
+    batch = DecodeBatch(tuple(Span(Slot(slot), length, (31_000 + slot,)) for slot in range(rows)))
+    for seq, command in enumerate((prompts, batch), 1):
+        envelope = Envelope(V2, 1, seq, Settled(1, True) if seq > 1 else None)
+        slots.settle(envelope.settled)
+        slots.check(command)
+        slots.stage(CommandFrame(envelope, command, encode_command(envelope, command)))
+        slots.succeeded()
+    return slots
+
+
+def _reply_us(reps: int, witness: Mapping[str, bytes]) -> float:
+    reply = Reply(V2, 1, 1000, DecodeBatch.code, Rank(1), Status.OK, DIGEST, timing=Timing(1, 2, 3), witness=witness)
+    return _median_us(reps, lambda: decode_reply(encode_reply(reply)))
+
+
+def _watch_step(rows: int, layers: int) -> dict[str, bytes]:
+    watch = StepWatch(range(rows), torch.device("cpu"))
+    chosen, weights = torch.zeros(rows, 8, dtype=torch.int64), torch.ones(rows, 8)
+    for _ in range(layers):
+        watch.note_routing(chosen, weights)
+    watch.note_residual(torch.ones(rows, 2048, dtype=torch.bfloat16))
+    return watch.witness()
+
+
+def _scrub_mb_per_s(weight: torch.Tensor) -> float:
+    sums = Checksums({"embedding": weight})
+    sums.note_loaded()
+    return weight.nbytes / _median_us(10, lambda: sums.digest(0, 1))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Each flip is of one bit, on one rank, at a command in the middle of a run. What 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,13 +87,12 @@ def test_a_flip_in_an_attended_cache_row_is_found_within_one_interval(model: Pat
 
 
 def test_a_flip_in_a_replicated_weight_is_found_within_one_interval(model: Path) -> None:
-    for bit in (0, 1):
-        for ep_size, rank, fault in flips("flip_weight", bit=bit):
-            _, alarm = damaged(model, ep_size, fault)
-            assert alarm.rank == expected_rank(rank, ep_size)
-            # Logits that are not finite let the head look at the memory at once.
-            assert alarm.field in ("residual", "routing", "weights")
-            assert_within_one_interval(alarm)
+    for ep_size, rank, fault in flips("flip_weight"):
+        _, alarm = damaged(model, ep_size, fault)
+        assert alarm.rank == expected_rank(rank, ep_size)
+        # Logits that are not finite let the head look at the memory at once.
+        assert alarm.field in ("residual", "weights")
+        assert_within_one_interval(alarm)
 
 
 def assert_within_one_interval(alarm: Desync) -> None:
@@ -110,10 +108,10 @@ LAYER_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", LAYER_TENSORS)
 def test_every_replicated_tensor_of_a_layer_is_found_within_one_interval(model: Path, name: str, dtype: str) -> None:
-    for layer, bit in itertools.product(range(2), range(2)):
+    for layer, bit in ((0, 0), (0, 1), (1, 1)):
         fault = FaultSpec(1, "validation", "flip_weight", command=AT, tensor=f"layers.{layer}.{name}", bit=bit)
         _, alarm = damaged(model, 2, fault, dtype=dtype)
         assert_within_one_interval(alarm)
@@ -142,7 +140,7 @@ SCRUB_ONLY = [
 
 
 @pytest.mark.parametrize(("rank", "kind", "tensor"), SCRUB_ONLY)
-@pytest.mark.parametrize("num_parts", [1, 7])
+@pytest.mark.parametrize("num_parts", [pytest.param(1, marks=pytest.mark.nightly), 7])
 def test_any_flipped_weight_is_found_by_one_pass_of_the_scrub(
     model: Path, rank: int, kind: Any, tensor: str | None, num_parts: int
 ) -> None:

@@ -121,6 +121,9 @@ def test_a_scrub_is_refused_where_the_protocol_cannot_say_it() -> None:
         ({"rank": 2, "phase": "before"}, "ranks are 0 to 1"),
         ({"phase": "before"}, "a mapping with a rank and a phase"),
         ({"rank": 0, "phase": "before", "when": 1}, "a mapping with a rank and a phase"),
+        ({"rank": 0, "phase": "before", "kind": "flip_kv", "tensor": "head"}, "leave out tensor 'head'"),
+        ({"rank": 0, "phase": "before", "kind": "flip_weight", "bit": 2}, "it must be 0 or 1"),
+        ({"rank": 0, "phase": "before", "kind": "flip_weight", "bit": True}, "it must be 0 or 1"),
         ("kill", "a mapping with a rank and a phase"),
     ],
 )

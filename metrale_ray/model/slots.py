@@ -149,15 +149,14 @@ class Slots:
             return {}
         witness = {"command": _hash(staged.frame.data)}
         if staged.rows:
-            token_ids, lengths, tables = array("I"), array("I"), [array("I")]
+            token_ids, lengths, tables = list[int](), list[int](), list[array[int]]()
             for seq, span, _ in staged.rows:
-                token_ids.extend(span.token_ids)
-                lengths.extend((span.slot, seq.length, span.start + len(span.token_ids)))
+                token_ids += span.token_ids
+                lengths += (span.slot, seq.length, span.start + len(span.token_ids))
                 tables.append(seq.block_table)
-            tables[0].extend(map(len, tables[1:]))
-            witness["tokens"] = _hash(_u32_bytes(token_ids))
-            witness["blocks"] = _hash(_u32_bytes(*tables))
-            witness["lengths"] = _hash(_u32_bytes(lengths))
+            witness["tokens"] = _hash(_u32_bytes(array("I", token_ids)))
+            witness["blocks"] = _hash(_u32_bytes(array("I", map(len, tables)), *tables))
+            witness["lengths"] = _hash(_u32_bytes(array("I", lengths)))
         return witness
 
     def corrupt_digest(self) -> None:
