@@ -149,7 +149,9 @@ class Slots:
             return {}
         witness = {"command": _hash(staged.frame.data)}
         if staged.rows:
-            token_ids, lengths, tables = list[int](), list[int](), list[array[int]]()
+            token_ids: list[int] = []
+            lengths: list[int] = []
+            tables: list[array[int]] = []
             for seq, span, _ in staged.rows:
                 token_ids += span.token_ids
                 lengths += (span.slot, seq.length, span.start + len(span.token_ids))
