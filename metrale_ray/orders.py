@@ -2,7 +2,8 @@
 """`Orders`: one command to every rank, rank 0 included, and what all replies say of it together.
 
 Rules: a command is sent to the workers before rank 0 carries it out, and judged when all have answered; only then is it
-settled. LinkLost and Desync pass through. It knows nothing of requests.
+settled. A valid reply out of turn is a Desync of its rank. LinkLost and Desync pass through. It knows nothing of
+requests.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from metrale_ray.clock import Clock
 from metrale_ray.counters import CommandCounters, Counters, RankCounters
-from metrale_ray.errors import Desync, LinkLost, MetraleError
+from metrale_ray.errors import Desync, LinkLost, MetraleError, SessionError
 from metrale_ray.last_commands import Heard
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.execute import Replica
@@ -123,7 +124,7 @@ class Orders:
         timing = replies[0].timing
         self._ranks[0].note(0.0, timing)
         for link, counters in zip(self._links, self._ranks[1:], strict=True):
-            reply = link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress))
+            reply = self._collect(link, frame, on_progress)
             now_s = self._clock()
             counters.note(now_s - ran_s, reply.timing)
             heard.lags_s.append(now_s - ran_s)
@@ -133,6 +134,13 @@ class Orders:
         kind.reduce_s += timing.waited_us * 1e-6
         kind.reply_s += now_s - ran_s
         self._counters.completed_at_s = now_s
+
+    def _collect(self, link: HeadLink, frame: CommandFrame, on_progress: OnProgress | None) -> Reply:
+        """A valid reply that is not to this command shows that its rank is out of step."""
+        try:
+            return link.collect(frame, self._step_timeout_s, _progress_of(link, on_progress))
+        except SessionError as error:
+            raise Desync(error.message, rank=link.rank, seq=frame.envelope.seq) from error
 
     def _judge(self, frame: CommandFrame, replies: Sequence[Reply]) -> Verdict:
         try:

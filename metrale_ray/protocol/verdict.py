@@ -4,7 +4,8 @@
 every rank OK                          -> OK
 every rank refused                     -> REJECTED    nothing ran
 some refused, others did not           -> Desync      they no longer hold the same state
-digests or witnesses differ            -> Desync      before anything that the statuses say
+digests or witnesses differ            -> Desync      before anything that the statuses say; also where ranks that
+                                                      succeeded do not show the same witnesses
 some rank poisoned slots               -> POISONED    those slots must be dropped on every rank
 some rank's memory is damaged          -> Desync
 some rank failed                       -> FAILED      nothing is settled
@@ -20,10 +21,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from metrale_ray.errors import Desync, MemoryDamaged, PeerFailed
 from metrale_ray.protocol.commands import CommandFrame, Rank, Reply, Slot, Status
+
+Shown = TypeVar("Shown")
 
 # What each witness is of, the one that says most first: a damaged token shows in all that is computed from it.
 _WITNESS_NAMES = {
@@ -79,11 +82,7 @@ def judge(frame: CommandFrame, replies: Sequence[Reply]) -> Verdict:
         return Verdict(Kind.OK)
     refused = [reply for reply in replies if reply.status is Status.REFUSED]
     if refused and len(refused) < len(replies):
-        raise Desync(
-            f"rank {refused[0].rank} refused command {_name(frame)} and others did not: {_message(refused[0])}",
-            rank=refused[0].rank,
-            seq=frame.envelope.seq,
-        )
+        _raise_half_refused(frame, replies, refused)
     if refused:
         return _verdict(Kind.REJECTED, refused)
     poisoned = [reply for reply in replies if reply.status is Status.POISONED]
@@ -117,17 +116,46 @@ def _compare_witnesses(frame: CommandFrame, replies: Sequence[Reply]) -> None:
                 field=field_name,
             )
 
+    _compare_names(frame, [reply for reply in replies if reply.status is Status.OK])
 
-class _Odd(NamedTuple):
+
+def _compare_names(frame: CommandFrame, succeeded: Sequence[Reply]) -> None:
+    """A rank that does not show what others do could not be compared from then on, and nobody would know."""
+    odd = _odd_one({reply.rank: frozenset(reply.witness) for reply in succeeded})
+    if odd is not None:
+        name = min(odd.found ^ odd.expected)
+        raise Desync(
+            f"{odd.told} in what it shows of command {_name(frame)}: {_WITNESS_NAMES[name]} "
+            f"{'beside the rest' if name in odd.found else 'not'}",
+            rank=odd.rank,
+            seq=frame.envelope.seq,
+            field=name,
+        )
+
+
+def _raise_half_refused(frame: CommandFrame, replies: Sequence[Reply], refused: Sequence[Reply]) -> None:
+    """Name the rank that refused, or the one that did not where most did."""
+    rank, did, others = refused[0].rank, "refused", "did not"
+    if len(replies) > 2 and 2 * len(refused) > len(replies):
+        rank = next(reply.rank for reply in replies if reply.status is not Status.REFUSED)
+        did, others = "did not refuse", "did"
+    raise Desync(
+        f"rank {rank} {did} command {_name(frame)} and others {others}: {_message(refused[0])}",
+        rank=rank,
+        seq=frame.envelope.seq,
+    )
+
+
+class _Odd(NamedTuple, Generic[Shown]):
     """A rank that differs: what it has, what others have, and who differs from whom in words."""
 
     rank: Rank
-    found: bytes
-    expected: bytes
+    found: Shown
+    expected: Shown
     told: str
 
 
-def _odd_one(values: Mapping[Rank, bytes]) -> _Odd | None:
+def _odd_one(values: Mapping[Rank, Shown]) -> _Odd[Shown] | None:
     """The rank to name among those with these values, or None when all have the same."""
     counts = Counter(values.values())
     if len(counts) < 2:

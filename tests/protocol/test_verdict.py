@@ -124,9 +124,31 @@ def test_each_witness_has_its_place_among_those_compared() -> None:
     assert set(FIELDS) == set(WITNESSES)
 
 
-def test_a_witness_that_only_some_ranks_show_is_compared_among_them() -> None:
-    assert judge(FRAME, showing(None, SAME, SAME)).ok
-    assert judge(FRAME, showing(SAME, None)).ok
+def test_a_witness_that_a_failed_rank_does_not_show_is_compared_among_the_others() -> None:
+    failed = reply(0, Status.FAILED, "boom")
+    assert judge(FRAME, [failed, *showing(None, SAME, SAME)[1:]]).kind is Kind.FAILED
+    with pytest.raises(Desync, match="rank 2 differs from rank 1"):
+        judge(FRAME, [failed, *showing(None, SAME, OTHER)[1:]])
+
+
+@pytest.mark.parametrize(
+    ("values", "odd", "told"),
+    [((SAME, None), 1, "not"), ((None, SAME, None), 1, "beside the rest"), ((None, SAME, SAME), 0, "not")],
+)
+def test_a_rank_that_succeeded_and_shows_other_witnesses_than_the_others_is_a_desync(
+    values: tuple[bytes | None, ...], odd: int, told: str
+) -> None:
+    with pytest.raises(Desync, match=rf"^rank {odd} .* in what it shows .* the token ids {told}$") as caught:
+        judge(FRAME, showing(*values))
+    assert (caught.value.rank, caught.value.seq, caught.value.field) == (odd, 7, "tokens")
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_where_most_ranks_refused_the_one_that_did_not_is_named(odd: int) -> None:
+    replies = [reply(n, Status.OK) if n == odd else reply(n, Status.REFUSED, "command_refused") for n in range(3)]
+    with pytest.raises(Desync, match=rf"^rank {odd} did not refuse command 7 \(ping\) and others did: text of") as e:
+        judge(FRAME, replies)
+    assert e.value.rank == odd
 
 
 def test_witnesses_are_compared_before_what_the_statuses_say() -> None:
