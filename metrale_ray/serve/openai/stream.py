@@ -2,7 +2,8 @@
 """`streamed`: one call's answer as the bytes of server-sent events.
 
 Rules. All that is new at once is one bytes object. Nothing is given before the engine's first output, so a refusal is
-an error and no stream; a later failure is an error event, and then the stream ends.
+an error and no stream. A later failure is raised too: whoever sends the events tells it as the last of them, and knows
+of it for the log and the figures.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
-from metrale_ray.serve.failures import ApiError
-from metrale_ray.serve.openai.events import DONE, error_event
+from metrale_ray.serve.openai.events import DONE
 from metrale_ray.serve.openai.generation import Generation, Item
 
 
@@ -29,18 +29,10 @@ class Chunks(Protocol):
 
 
 async def streamed(generation: Generation, chunks: Chunks) -> AsyncGenerator[bytes, None]:
-    """The events. Raises ApiError when there was none yet. Closing it aborts the work."""
-    has_started = False
+    """The events. Raises ApiError, before the first of them or behind any. Closing it aborts the work."""
     async with aclosing(generation.items()) as items:
-        try:
-            async for item in items:
-                data = await chunks.of(item)
-                if data:
-                    yield data
-                    has_started = True
-        except ApiError as error:
-            if not has_started:
-                raise
-            yield error_event(error)
-            return
+        async for item in items:
+            data = await chunks.of(item)
+            if data:
+                yield data
     yield chunks.end() + DONE

@@ -10,6 +10,7 @@ import pytest
 
 from metrale_ray.serve.failures import ApiError
 from metrale_ray.serve.http.drain import Drain
+from metrale_ray.serve.http.visit import visit_of
 from tests.serve.http.asgi import Client, Exchange, scope_of
 from tests.serve.http.works import Held, answer_of
 
@@ -88,11 +89,13 @@ def test_what_fails_before_there_is_anything_is_raised_and_nothing_is_sent(place
     ("error", "code"), [(ApiError(500, "no", code="command_failed"), "command_failed"), (KeyError(), "internal_error")]
 )
 def test_what_fails_within_a_stream_is_an_event_and_the_end(place: str, error: Exception, code: str) -> None:
-    exchange = run(answered_by(Held(error=error, fails_at=place), streams=True))
+    scope, exchange = scope_of("POST", "/"), Exchange()
+    run(answer_of(Held(error=error, fails_at=place), streams=True)(scope, Client([]).receive, exchange.send))
     *before, last = events(exchange)
     assert before == ["first", "second"][: 1 if place == "second" else 2]
     assert error_code(last) == code
     assert exchange.ended
+    assert visit_of(scope).error_code == code  # for its line in the log, and the figures
 
 
 @pytest.mark.parametrize(("place", "streams"), PLACES)
