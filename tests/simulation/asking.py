@@ -12,14 +12,18 @@ from collections.abc import Callable, Sequence
 
 from metrale_ray.baton import Task
 from metrale_ray.errors import EngineDead
-from metrale_ray.protocol.front import FrontClient, Output
+from metrale_ray.protocol.front import FrontClient, Output, Submit
+from metrale_ray.protocol.front.frames import encode
 from metrale_ray.protocol.front.handle import RequestHandle
 from tests.simulation.invariants import Got
 from tests.simulation.seat import Seat
-from tests.simulation.workload import Leave
+from tests.simulation.workload import ENTRIES, Leave
 
 READY_S = 150.0
 """How long an engine may take to be ready: longer than its own limits for that."""
+
+REPEATED = 1000
+"""The number of a request that is sent twice: no front of a run has so many."""
 
 OPEN_TIMEOUT_S = 120.0
 """Longer than anything that a head may be held up by and live."""
@@ -38,38 +42,67 @@ def asking(got: Sequence[Got], leaves: Sequence[Leave], listen: Outputs) -> Call
             return
         began_s = seat.now_s
         with seat.client() as client:
-            arrived: defaultdict[int, list[Output]] = defaultdict(list)  # by the request's number
-            listen(client, lambda output: arrived[output.request_id].append(output))
+            session = _Session(client, listen)
             try:
                 client.wait_opened(OPEN_TIMEOUT_S)
             except EngineDead:
                 return
-            for leave in leaves:
-                seat.start("leaving", lambda leave=leave: _leave(seat, client, began_s, leave))
-            readers = [
-                seat.start(f"reader {index}", lambda each=each: _read(seat, client, began_s, each, arrived))
+            tasks = [
+                seat.start("leaving", lambda leave=leave: _leave(seat, session, began_s, leave)) for leave in leaves
+            ]
+            tasks += [
+                seat.start(f"reader {index}", lambda each=each: _read(seat, session, began_s, each))
                 for index, each in enumerate(got)
             ]
-            seat.baton.wait_until(lambda: _have_ended(readers), None, "its readers")
+            of_readers = tasks[len(leaves) :]
+            seat.baton.wait_until(lambda: _have_ended(of_readers), None, "its readers")
+            session.client.close()
 
     return script
+
+
+class _Session:
+    """The session that a front has now. `number` from 0."""
+
+    def __init__(self, client: FrontClient, listen: Outputs) -> None:
+        self.number = -1
+        self._listen = listen
+        self.enter(client)
+
+    def enter(self, client: FrontClient) -> None:
+        """From now on this one is asked."""
+        self.number += 1
+        self.client = client
+        self.arrived: defaultdict[int, list[Output]] = defaultdict(list)  # by the request's number
+        arrived = self.arrived
+        self._listen(client, lambda output: arrived[output.request_id].append(output))
 
 
 def _have_ended(tasks: Sequence[Task]) -> bool:
     return all(task.has_ended for task in tasks)
 
 
-def _leave(seat: Seat, client: FrontClient, began_s: float, leave: Leave) -> None:
+def _leave(seat: Seat, session: _Session, began_s: float, leave: Leave) -> None:
     seat.sleep(max(0.0, began_s + leave.at_s - seat.now_s))
-    if leave.how == "close":
-        client.close()
-    else:
-        seat.process.kill()
+    match leave.how:
+        case "close":
+            session.client.close()
+        case "reopen":
+            before = session.client
+            session.enter(seat.client())  # both are open for a moment
+            before.close()
+        case "repeat":
+            submit = encode(Submit(REPEATED, ENTRIES[0].prompt, ENTRIES[0].params()))
+            for _ in range(2):
+                session.client._connection.send(submit)
+        case "die":
+            seat.process.kill()
 
 
-def _read(seat: Seat, client: FrontClient, began_s: float, got: Got, arrived: dict[int, list[Output]]) -> None:
+def _read(seat: Seat, session: _Session, began_s: float, got: Got) -> None:
     ask = got.ask
     seat.sleep(max(0.0, began_s + ask.at_s - seat.now_s))
+    client, arrived, got.session = session.client, session.arrived, session.number
     try:
         params = ask.of.params(ask.max_tokens)
         handle = client.submit(ask.of.prompt, params, priority=ask.priority, timeout_s=ask.timeout_s)
@@ -99,6 +132,7 @@ def _follow(handle: RequestHandle, got: Got) -> None:
             else:
                 handle.finish(ask.index)
         output = handle.get()
+        got.read.append(output)
         num_tokens[output.index] += len(output.token_ids)
         if output.is_refusal:
             return

@@ -46,11 +46,16 @@ class Entry:
     least: int = 1
 
     @property
+    def has_own_seed(self) -> bool:
+        """Whether its seed is its request's own, or makes no difference. If not, the engine derives one from its id."""
+        return self.fields.get("temperature", 0) == 0 or "seed" in self.fields
+
+    @property
     def n(self) -> int:
         """Its sequences."""
         return int(self.fields.get("n", 1))
 
-    def params(self, max_tokens: int = MAX_TOKENS) -> TokenParams:
+    def params(self, max_tokens: int | None = MAX_TOKENS) -> TokenParams:
         """What it is sent with."""
         return TokenParams(**{"temperature": 0, "ignore_eos": True, **self.fields, "max_tokens": max_tokens})
 
@@ -66,14 +71,21 @@ def catalogue() -> tuple[Entry, ...]:
         ("sampled from few", 9, {"temperature": 1.3, "seed": 8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, 1),
         ("two", 5, {"temperature": 1.0, "seed": 9, "n": 2}, 1),
         ("three", 11, {"temperature": 1.0, "seed": 10, "n": 3, "stop_token_ids": STOPS[:30]}, 1),
-        ("penalties", 6, {"repetition_penalty": 1.4, "presence_penalty": 0.7, "frequency_penalty": 0.5}, 1),
-        ("sampled with penalties", 5, {"temperature": 0.8, "seed": 11, "repetition_penalty": 1.3}, 1),
+        ("penalties", 6, {"repetition_penalty": 1.8, "presence_penalty": 2.0, "frequency_penalty": 2.0}, 1),
+        ("sampled with penalties", 5, {"temperature": 0.8, "seed": 11, "presence_penalty": 2.0}, 1),
         ("few allowed", 4, {"allowed_token_ids": tuple(range(30, 60)), "logit_bias": {31: 3.0, 40: -5.0}}, 1),
         ("logprobs", 7, {"logprobs": 2}, 1),
         ("prompt logprobs", 14, {"logprobs": 0, "prompt_logprobs": 1}, 1),
         ("grammar of a choice", 4, {"grammar": grammar_text(of_choice(["one", "two three", "four"]))}, 1),
         ("grammar of a pattern", 10, {"grammar": grammar_text(of_regex("[a-d]{2,9}")), "temperature": 1, "seed": 3}, 1),
         ("grammar of JSON", 5, {"grammar": grammar_text(of_json(json.dumps(SCHEMA))), "n": 2, "seed": 4}, 1),
+        ("two without a seed", 4, {"temperature": 1.0, "n": 2}, 1),
+        (
+            "two with prompt logprobs",
+            9,
+            {"temperature": 1.0, "seed": 12, "n": 2, "logprobs": 0, "prompt_logprobs": 0},
+            1,
+        ),
     ]
     return tuple(
         Entry(name, _prompt(index, length), fields, least) for index, (name, length, fields, least) in enumerate(shapes)

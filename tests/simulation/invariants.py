@@ -40,12 +40,15 @@ TOLERANCE = 1e-3
 class Got:
     """What the front of one request saw: every output for it, and how its wait ended.
 
-    `outputs` are all that reached the front's client, those too that it lets go. `error` is what the reader got in the
-    end where that was no output. `is_over`: the reader came to an end at all.
+    `outputs` are all that reached the front's client, those too that it lets go; `read` those that its reader got.
+    `error` is what the reader got in the end where that was no output. `is_over`: the reader came to an end at all.
+    `session`: in which of its front's sessions it was asked for, from 0.
     """
 
     ask: Ask
     outputs: list[Output] = field(default_factory=list)
+    read: list[Output] = field(default_factory=list)
+    session: int = 0
     error: BaseException | None = None
     is_sent: bool = False
     is_over: bool = False
@@ -99,7 +102,7 @@ def _end(result: LifeResult, ep_size: int) -> Iterator[str]:
 def _answer(got: Got, workload: Workload, life: Life, oracle: Oracle, result: LifeResult) -> Iterator[str]:
     if not got.is_sent:
         return
-    may_break = result.end != "fine" or _front_may_break(got.ask.front, life, result.fired)
+    may_break = result.end != "fine" or _front_may_break(got, life, result.fired)
     refusals = [output for output in got.outputs if output.is_refusal]
     if refusals:
         yield from _refusal(got, refusals, workload, result)
@@ -107,17 +110,27 @@ def _answer(got: Got, workload: Workload, life: Life, oracle: Oracle, result: Li
     impossible = refusal_of(got.ask, workload)
     for index in range(got.ask.of.n):
         outputs = [output for output in got.outputs if output.index == index]
-        max_tokens = min(got.ask.max_tokens, workload.max_model_len - len(got.ask.of.prompt))
-        expected = oracle.answer(got.ask.entry, index, max(max_tokens, 0))
+        max_tokens = _most_tokens(got.ask, workload)
+        found = tuple(token for output in outputs for token in output.token_ids)
+        expected = oracle.answer(got.ask.entry, index, max(max_tokens, 0), found)
         for line in _sequence(got, index, outputs, expected, result, may_break):
             yield f"sequence {index}: {line}"
         if impossible and any(output.token_ids for output in outputs):
             yield f"sequence {index}: it has tokens, and should have been refused with {impossible}"
+    if got.read != got.outputs[: len(got.read)] or (got.is_over and len(got.read) < len(got.outputs)):
+        yield f"its reader got {len(got.read)} outputs, {got.read}, of those that came, {got.outputs}"
     if not got.is_over:
         if not may_break:
             yield "its reader never came to an end"
     elif got.error is not None and not (isinstance(got.error, EngineDead) and may_break):
         yield f"its reader got {got.error!r}"
+
+
+def _most_tokens(ask: Ask, workload: Workload) -> int:
+    """How many tokens it may have; the longest is no longer than the oracle's answers where it names no limit."""
+    if ask.max_tokens is None:
+        return workload.longest - len(ask.of.prompt)
+    return min(ask.max_tokens, workload.max_model_len - len(ask.of.prompt))
 
 
 def _sequence(
@@ -187,7 +200,7 @@ def refusal_of(ask: Ask, workload: Workload) -> str | None:
     num_prompt = len(ask.of.prompt)
     if num_prompt + 1 > workload.max_model_len:
         return "context_length_exceeded"
-    if min(num_prompt + ask.max_tokens, workload.max_model_len) - 1 > workload.num_blocks * workload.block_size:
+    if num_prompt + _most_tokens(ask, workload) - 1 > workload.num_blocks * workload.block_size:
         return "kv_cache_exceeded"
     return "invalid_request" if ask.of.n > workload.max_queue_len else None
 
@@ -207,10 +220,11 @@ def _refusal(got: Got, refusals: Sequence[Output], workload: Workload, result: L
 # Which fronts may lose their sessions --------------------------------------------------------------------------------
 
 
-def _front_may_break(front: int, life: Life, fired: Sequence[Fault]) -> bool:
-    """Whether the front left, or something happened to it or to its way to the head that ends a session."""
-    name = f"front {front}"
-    if any(leave.front == front for leave in life.leaves) or _is_head_held_up(fired):
+def _front_may_break(got: Got, life: Life, fired: Sequence[Fault]) -> bool:
+    """Whether the front left the session, or something happened to it or to its way to the head that ends one."""
+    name = f"front {got.ask.front}"
+    leaves = [leave for leave in life.leaves if leave.front == got.ask.front]
+    if any(leave.how != "reopen" or got.session == 0 for leave in leaves) or _is_head_held_up(fired):
         return True
     for fault in fired:
         match fault:

@@ -11,35 +11,45 @@ It keeps all records, for a replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrale_ray.model.slots import Slots
 from metrale_ray.protocol.codec import decode_command
 from metrale_ray.protocol.commands import CommandFrame, Rank, Settled, Status, command_rows
 from metrale_ray.protocol.journal.records import Admitted, Answered, Commanded, Ended, Record, Sampled, Started
+from metrale_ray.scheduler.request import RequestId
 from metrale_ray.scheduler.scheduler import Scheduler
 from tests.simulation.mirror import Mirror
+from tests.simulation.oracle import derived_seed
 
 MAX_COMPLAINTS = 20
+
+Unwanted = tuple[int, int | None, int | None]
+"""What the head was told to end: all of a front's, a request of it, or one sequence of that."""
 
 
 @dataclass(slots=True)
 class Known:
-    """One sequence: its tokens so far, how it ended, and when its time was up (microseconds)."""
+    """One sequence: its tokens so far, whose it is (front, number, index), its place among all, how it ended, and when
+    its time was up (microseconds)."""
 
     tokens: list[int]
+    whose: tuple[int, int, int] = (0, 0, 0)
+    order: tuple[int, int] = (0, 0)
     late_at_us: float | None = None
     end: str | None = None
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Of the life with this epoch. `slots_of` gives each rank's live slots, `scheduler` the head's, once there are."""
+    """Of the life with this epoch. `slots_of` gives each rank's live slots, `scheduler` the head's, once there are;
+    `unwanted` what the head was told to end until now."""
 
     epoch: int
     slots_of: Callable[[], Mapping[int, Slots]]
     scheduler: Callable[[], Scheduler | None]
+    unwanted: Callable[[], Sequence[Unwanted]] = tuple
     is_on: bool = True
     records: list[Record] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -50,6 +60,8 @@ class Ledger:
     _seq: int | None = None  # of the last command
     _settled: Settled | None = None  # what the next command must say of it
     _step_over_us: int = 0  # when the last command with rows was answered
+    _heard: tuple[int, int] = (0, 0)  # how much was unwanted at the last two steps
+    _ran: tuple[frozenset[int], int] = (frozenset(), 0)  # who ran at the last step, and preemptions until then
     _owed: dict[int, int] = field(default_factory=dict)  # rows of the last successful command that sample, by request
 
     # What a Journal is ----------------------------------------------------------------------------------------------
@@ -59,6 +71,10 @@ class Ledger:
         self.records.append(record)
         if len(self.complaints) < MAX_COMPLAINTS:
             self.complaints += self._check(record)
+
+    def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
+        """As `note`, at once."""
+        self.note(make())
 
     def wants_snapshot(self) -> bool:
         """Whether `is_snapshot_due` was set since the last Snapshot."""
@@ -89,11 +105,16 @@ class Ledger:
     def _admitted(self, record: Admitted) -> Iterator[str]:
         prompt = record.prompt_token_ids
         assert prompt is not None, "this journal is not redacted"
-        for request_id in record.request_ids:
+        seed = record.params.get("seed")
+        if record.seed != (derived_seed(0, record.request_ids[0]) if seed is None else seed):
+            yield f"request {record.request_ids[0]} asks for the seed {seed} and got {record.seed}"
+        for index, request_id in enumerate(record.request_ids):
             if request_id in self.sequences:
                 yield f"request id {request_id} is used twice"
             late_at_us = None if record.deadline_s is None else record.at_us + record.deadline_s * 1e6
-            self.sequences[request_id] = Known(list(prompt), late_at_us)
+            self.sequences[request_id] = Known(
+                list(prompt), (record.front, record.number, index), (record.priority, request_id), late_at_us
+            )
 
     def _commanded(self, record: Commanded) -> Iterator[str]:
         assert record.data is not None, "this journal is not redacted"
@@ -115,6 +136,34 @@ class Ledger:
         scheduler = self.scheduler()
         if record.rows and scheduler is not None:
             yield from self.mirror.compare_head(scheduler)
+            yield from self._check_turns(record, scheduler)
+        if record.rows:
+            yield from self._check_unwanted(record)
+
+    def _check_turns(self, record: Commanded, scheduler: Scheduler) -> Iterator[str]:
+        """Who begins to run comes before everyone who waits, and comes in no step that preempts."""
+        ran, num_preemptions = self._ran
+        self._ran = frozenset(scheduler._running), scheduler.num_preemptions
+        begun = [row.request_id for row in record.rows if row.start == 0 and row.request_id not in ran]
+        if not begun:
+            return
+        if scheduler.num_preemptions > num_preemptions:
+            yield f"requests {begun} begin to run in command {record.seq}, for which others were preempted"
+        last = max(self.sequences[request_id].order for request_id in begun)
+        for sequence in scheduler._waiting._sequences:
+            order = self.sequences[sequence.request_id].order
+            if order < last:
+                yield f"request {sequence.request_id} waits at {order}, and one at {last} runs in command {record.seq}"
+
+    def _check_unwanted(self, record: Commanded) -> Iterator[str]:
+        """What the head heard of two steps ago has ended."""
+        unwanted = self.unwanted()
+        known = set(unwanted[: self._heard[0]])
+        self._heard = self._heard[1], len(unwanted)
+        for row in record.rows:
+            front, number, index = self.sequences[row.request_id].whose
+            if known.intersection({(front, None, None), (front, number, None), (front, number, index)}):
+                yield f"request {row.request_id} runs in command {record.seq}, long after it was to end"
 
     def _check_rows(self, record: Commanded, frame: CommandFrame) -> Iterator[str]:
         """The rows are of live sequences, and hold their very tokens."""
@@ -176,6 +225,10 @@ class Ledger:
             yield f"request {record.request_id} ends by {record.reason} and does not live: {known}"
             return
         known.end = record.reason
+        scheduler = self.scheduler()
+        sequence = None if scheduler is None else scheduler._live.get(RequestId(record.request_id))
+        if record.code == "slot_poisoned" and sequence is not None and sequence.num_generated_at_resume is None:
+            yield f"request {record.request_id} ends by its first poisoned slot, and was not tried again"
         self._owed.pop(record.request_id, None)
 
     def counted(self) -> dict[str, int]:

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from metrale_ray.baton import Deadlock, Killed, Overrun
 from metrale_ray.config import EngineConfig
 from metrale_ray.engine import Engine
 from metrale_ray.errors import EngineDead, LinkLost, MetraleError
 from metrale_ray.head import FIRST_EPOCH
+from metrale_ray.protocol.front import FrontServer
 from metrale_ray.protocol.journal.journal import Journal
 from metrale_ray.scheduler.scheduler import Scheduler
 from tests.simulation.asking import asking
@@ -39,6 +41,10 @@ REST_S = 200.0
 fault lasts."""
 
 START_TIMEOUT_S = 60.0
+
+MAX_TURNS = 60_000
+"""Twenty times as many as the longest run takes: what goes round in circles is found soon."""
+
 AT_FAULT = ("fails whatever it is given", "again and again")
 """What the head says of a rank that it gives up by its own judgement."""
 
@@ -61,7 +67,7 @@ def draw_case(seed: int) -> Case:
 
 def run_case(seed: int, case: Case, folder: Path, oracle: Oracle) -> Outcome:
     """Run one case with the model in `folder`. `seed` draws the order of turns and the delays of the network."""
-    with watch() as seen:
+    with watch() as seen, mock.patch("metrale_ray.head.FrontServer", partial(FrontServer, credit=case.workload.credit)):
         return _Run(seed, case, folder, seen).run(oracle)
 
 
@@ -84,6 +90,7 @@ class _Run:
             self._config,
             faults=[fault for fault in case.faults if not isinstance(fault, EngineFault)],
             journal=self._begin,
+            max_turns=MAX_TURNS,
         )
 
     def run(self, oracle: Oracle) -> Outcome:
@@ -120,7 +127,7 @@ class _Run:
     def _begin(self, number: int) -> Journal:
         """The head of a life is being made."""
         sight = self._seen.begin(FIRST_EPOCH + number)
-        ledger = Ledger(sight.epoch, lambda: sight.slots, self._scheduler)
+        ledger = Ledger(sight.epoch, lambda: sight.slots, self._scheduler, lambda: sight.unwanted)
         self._sights.append(sight)
         self._ledgers.append(ledger)
         return ledger
@@ -195,6 +202,10 @@ class _Run:
         for name, number in self._ledgers[-1].counted().items():
             if getattr(engine.counters, name) != number:
                 yield f"the engine counts {getattr(engine.counters, name)} {name}, and there were {number}"
+        sight = self._sights[-1]
+        if sight.gone != sight.over:
+            ended, told = sorted(sight.over.elements()), sorted(sight.gone.elements())
+            yield f"the sessions {ended} ended, and the engine was told of {told}"
         if len(engine.timelines):
             yield f"{len(engine.timelines)} timelines go on"
 

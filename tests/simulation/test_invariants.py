@@ -50,8 +50,8 @@ class Run:
         self.tokens = oracle.answer(self.ask.entry, 0, 4).token_ids
 
     def outputs(self, *outputs: Output) -> Run:
-        """What its front saw."""
-        self.got.outputs[:] = outputs
+        """What came to its front, and what its reader saw."""
+        self.got.outputs[:] = self.got.read[:] = outputs
         return self
 
     def ends(self, tokens: tuple[int, ...], reason: str, code: str | None = None) -> Run:
@@ -98,6 +98,23 @@ def test_no_end_two_ends_and_a_reader_that_waits_for_ever_are_told(oracle: Oracl
 
     run.got.is_over = False
     assert "never came to an end" in run.outputs(whole).lines()[0]
+
+
+def test_a_reader_must_get_all_that_came(oracle: Oracle) -> None:
+    run = Run(oracle)
+    run.ends(run.tokens, "length").got.read.clear()
+
+    assert "its reader got 0 outputs" in run.lines()[0]
+
+
+def test_a_request_without_a_limit_has_all_that_there_is_room_for(oracle: Oracle) -> None:
+    run = Run(oracle, max_tokens=None)
+    run.num_blocks = 3
+    longest = 3 * WORKLOAD.block_size + 1 - len(run.ask.of.prompt)
+    tokens = oracle.answer(ENTRY, 0, longest).token_ids
+
+    assert run.ends(tokens, "length").lines() == []
+    assert "it must end by length" in run.ends(tokens[:-1], "length").lines()[0]
 
 
 def test_a_part_is_right_after_an_abort_or_a_stop_of_the_front(oracle: Oracle) -> None:

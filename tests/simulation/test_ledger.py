@@ -56,7 +56,7 @@ class Group:
         self.command(Load(8))
         for slots in self.ranks.values():
             slots.reserve(8)
-        self.ledger.note(Admitted(1, (REQUEST,), 1, 1, PROMPT, len(PROMPT), {}, 0, 0, None))
+        self.ledger.note(Admitted(1, (REQUEST,), 1, 1, PROMPT, len(PROMPT), {"seed": 0}, 0, 0, None))
 
     def command(
         self,
@@ -197,3 +197,38 @@ def test_an_end_that_comes_twice_is_told(group: Group) -> None:
         group.ledger.note(Ended(4, REQUEST, "abort", "", ""))
 
     assert "ends by abort and does not live" in group.ledger.complaints[0]
+
+
+def test_a_seed_that_is_neither_asked_for_nor_derived_is_a_complaint(group: Group) -> None:
+    group.ledger.note(Admitted(4, (REQUEST + 1,), 1, 2, PROMPT, len(PROMPT), {"seed": 8}, 7, 0, None))
+    group.ledger.note(Admitted(4, (REQUEST + 2,), 1, 3, PROMPT, len(PROMPT), {"seed": None}, 7, 0, None))
+
+    assert len(group.ledger.complaints) == 2
+    assert all("the seed" in line for line in group.ledger.complaints)
+
+
+@pytest.mark.parametrize("unwanted", [(1, None, None), (1, 1, None), (1, 1, 0)])
+def test_what_the_head_was_told_to_end_may_run_once_and_no_longer(
+    group: Group, unwanted: tuple[int, int | None, int | None]
+) -> None:
+    group.ledger.unwanted = lambda: [unwanted]
+    group.prefill()
+    group.sample(40)
+    group.command(Decode(_span(3, (40,))), samples=True)
+    group.sample(41)
+    assert group.ledger.complaints == []
+
+    group.command(Decode(_span(4, (41,), 3)), samples=True)
+
+    assert "long after it was to end" in group.ledger.complaints[0]
+
+
+def test_the_end_of_another_sequence_is_no_complaint(group: Group) -> None:
+    group.ledger.unwanted = lambda: [(2, None, None), (1, 2, None), (1, 1, 1)]
+    group.prefill()
+    group.sample(40)
+    for number in range(3):
+        group.command(Decode(_span(3, (40,))), samples=True, fails=number < 2)
+    group.sample(41)
+
+    assert group.ledger.complaints == []

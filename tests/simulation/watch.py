@@ -2,12 +2,13 @@
 """`watch`: looks into the ranks of a run from outside, so that the engine needs no code for it.
 
 It keeps each rank's slots, for the ledger; what ended an engine, before that is put into the words of its fronts; which
-faults inside the ranks were raised; and every output that reached a front. It notes whoever carries out a command, or
-takes a reply, of another epoch than the life's.
+faults inside the ranks were raised; what fronts ended; and every output that reached a front. It notes whoever carries
+out a command, or takes a reply, of another epoch than the life's, and who is preempted and should not be.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +17,17 @@ from unittest import mock
 
 from metrale_ray.config import FaultSpec
 from metrale_ray.head import Head
+from metrale_ray.inbox import Inbox
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.faults import Faults
 from metrale_ray.model.ranks import RankSetup, build_replica
 from metrale_ray.model.slots import Slots
 from metrale_ray.protocol.commands import CommandFrame, Reply
-from metrale_ray.protocol.front import FrontClient, Output
+from metrale_ray.protocol.front import Abort, Finish, FrontClient, FrontId, FrontServer, Output
 from metrale_ray.protocol.link import HeadLink
+from metrale_ray.scheduler.request import Sequence
+from metrale_ray.scheduler.scheduler import Scheduler
+from tests.simulation.ledger import Unwanted
 
 
 @dataclass(slots=True)
@@ -33,6 +38,9 @@ class Sight:
     slots: dict[int, Slots] = field(default_factory=dict)  # by rank
     complaints: list[str] = field(default_factory=list)
     raised: list[FaultSpec] = field(default_factory=list)
+    over: Counter[FrontId] = field(default_factory=Counter)  # sessions that have ended, by how often
+    gone: Counter[FrontId] = field(default_factory=Counter)  # fronts of which the head was told that they went
+    unwanted: list[Unwanted] = field(default_factory=list)
     failure: BaseException | None = None  # what ended the engine
 
 
@@ -65,6 +73,11 @@ def watch() -> Iterator[Watch]:
         mock.patch.object(HeadLink, "collect", _collecting(seen, HeadLink.collect)),
         mock.patch.object(Faults, "_fire", _raising(seen, Faults._fire)),
         mock.patch.object(Head, "_describe", _describing(seen, Head._describe)),
+        mock.patch.object(Head, "_on_gone", _going(seen, Head._on_gone)),
+        mock.patch.object(FrontServer, "_drop", _dropping(seen, FrontServer._drop)),
+        mock.patch.object(Inbox, "end", _hearing_end(seen, Inbox.end)),
+        mock.patch.object(Inbox, "gone", _hearing_gone(seen, Inbox.gone)),
+        mock.patch.object(Scheduler, "_preempt", _preempting(seen, Scheduler._preempt)),
         mock.patch.object(FrontClient, "_hand_out", _handing_out(seen, FrontClient._hand_out)),
     ):
         yield seen
@@ -115,6 +128,51 @@ def _describing(seen: Watch, describe: Any) -> Any:
         return describe(self, error)
 
     return describe_seen
+
+
+def _going(seen: Watch, on_gone: Any) -> Any:
+    def on_gone_seen(self: Head, front: FrontId) -> None:
+        seen.now.gone[front] += 1
+        on_gone(self, front)
+
+    return on_gone_seen
+
+
+def _dropping(seen: Watch, drop: Any) -> Any:
+    def drop_seen(self: FrontServer, session: Any, reason: str | None) -> None:
+        seen.now.over[session.front_id] += 1
+        drop(self, session, reason)
+
+    return drop_seen
+
+
+def _hearing_end(seen: Watch, end: Any) -> Any:
+    def end_seen(self: Inbox, front: FrontId, said: Abort | Finish) -> None:
+        index = said.index if isinstance(said, Finish) else None
+        seen.now.unwanted.append((front, said.request_id, index))
+        end(self, front, said)
+
+    return end_seen
+
+
+def _hearing_gone(seen: Watch, gone: Any) -> Any:
+    def gone_seen(self: Inbox, front: FrontId) -> None:
+        seen.now.unwanted.append((front, None, None))
+        gone(self, front)
+
+    return gone_seen
+
+
+def _preempting(seen: Watch, preempt: Any) -> Any:
+    def preempt_seen(self: Scheduler, sequence: Sequence) -> None:
+        others = sorted((each.request.priority, each.arrival) for each in self._running.values())[1:]
+        if (sequence.request.priority, sequence.arrival) not in others:
+            seen.now.complaints.append(f"request {sequence.request_id} is preempted, and is the first that runs")
+        elif sequence.request.priority < others[-1][0]:
+            seen.now.complaints.append(f"request {sequence.request_id} is preempted, and others matter less: {others}")
+        preempt(self, sequence)
+
+    return preempt_seen
 
 
 def _handing_out(seen: Watch, hand_out: Any) -> Any:

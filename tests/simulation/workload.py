@@ -9,7 +9,7 @@ step of four ranks takes ten milliseconds of a real processor: what is rare is m
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,17 +17,20 @@ from tests.simulation.catalogue import MAX_TOKENS, Entry, catalogue
 from tests.simulation.tiny_model import kv_block_bytes
 
 Then = Literal["read", "abort", "finish"]
-Leaving = Literal["close", "die"]
+Leaving = Literal["close", "die", "reopen", "repeat"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request of one front. `then`: what its front does when it has `after_tokens` tokens of sequence `index`."""
+    """One request of one front. `then`: what its front does when it has `after_tokens` tokens of sequence `index`.
+
+    `max_tokens` None: as many as there is room for.
+    """
 
     at_s: float
     front: int
     entry: int
-    max_tokens: int
+    max_tokens: int | None
     priority: int = 0
     timeout_s: float | None = None
     then: Then = "read"
@@ -42,7 +45,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A front goes: it closes its session, or its process dies."""
+    """A front goes: it closes its session, its process dies, or it uses a number twice, for which it is dropped. Or it
+    closes its session and opens another with the same key, in which it asks for what comes later."""
 
     at_s: float
     front: int
@@ -60,7 +64,8 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One run. The settings are EngineConfig's; `num_blocks` is the size of the KV cache."""
+    """One run. The settings are EngineConfig's; `num_blocks` is the size of the KV cache, and `credit` the number of
+    frames that a front may leave unread before its outputs are held."""
 
     ep_size: int
     ep_protocol: str
@@ -73,6 +78,13 @@ class Workload:
     agreement_interval: int
     scrub: bool
     lives: tuple[Life, ...]
+    credit: int = 256
+    watermark: float = 0.01
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one sequence may have: what the model takes, or what the cache holds and one more."""
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
 
     def settings(self) -> dict[str, Any]:
         """The settings as EngineConfig takes them, but for the model."""
@@ -87,6 +99,7 @@ class Workload:
             "max_queue_len": self.max_queue_len,
             "agreement_interval": self.agreement_interval,
             "scrub": self.scrub,
+            "watermark": self.watermark,
         }
 
 
@@ -101,6 +114,8 @@ def draw_workload(seed: int) -> Workload:
     block_size = 4
     max_model_len = chance.choice((24, 40, 40, 64))
     num_lives = chance.choices((1, 2), (3, 1))[0]
+    num_blocks = _num_blocks(chance, max_model_len, batch, block_size)
+    longest = min(max_model_len, num_blocks * block_size + 1)
     return Workload(
         ep_size=chance.choices((1, 2, 3, 4), (4, 8, 5, 3))[0],
         ep_protocol=version,
@@ -108,43 +123,51 @@ def draw_workload(seed: int) -> Workload:
         max_num_batched_tokens=chance.choice((4, 7, 16, 64)),
         max_model_len=max_model_len,
         block_size=block_size,
-        num_blocks=_num_blocks(chance, max_model_len, batch, block_size),
+        num_blocks=num_blocks,
         max_queue_len=chance.choice((1, 4, 100, 100, 100)),
         agreement_interval=chance.choice((0, 1, 4, 16)),
         scrub=version == "v2" and chance.random() < 0.3,
-        lives=tuple(_life(chance, 7 if num_lives == 1 else 3) for _ in range(num_lives)),
+        lives=tuple(_life(chance, 7 if num_lives == 1 else 3, longest) for _ in range(num_lives)),
+        credit=chance.choice((1, 3, 256, 256)),
+        watermark=chance.choice((0.01, 0.01, 0.3)),
     )
 
 
 def _num_blocks(chance: random.Random, max_model_len: int, batch: int, block_size: int) -> int:
     """Mostly too few for all sequences at once, and at times too few for the longest prompt."""
     of_all = batch * -(-max_model_len // block_size)
-    return min(of_all, chance.choice((5, 6, 8, 10, of_all)))
+    return min(of_all, chance.choice((5, 5, 6, 6, 8, 10, of_all)))
 
 
-def _life(chance: random.Random, most_asks: int) -> Life:
+def _life(chance: random.Random, most_asks: int, longest: int) -> Life:
     num_fronts = chance.choices((1, 2, 3), (3, 2, 1))[0]
-    pace_s = chance.choice((0.0, 0.0, 0.01, 0.3))
-    asks = [_ask(chance, num_fronts, pace_s) for _ in range(chance.randint(1, most_asks))]
+    is_crowd = chance.random() < 0.4
+    pace_s = 0.0 if is_crowd else chance.choice((0.0, 0.01, 0.3))
+    entries = chance.sample(range(len(ENTRIES)), 2) if chance.random() < 0.3 else range(len(ENTRIES))
+    asks = [
+        _ask(chance, entries, num_fronts, pace_s, longest)
+        for _ in range(chance.randint(most_asks // 2 if is_crowd else 1, most_asks))
+    ]
     leaves = []
-    if chance.random() < 0.15:
+    if chance.random() < 0.2:
         at_s = round(0.001 * 200 ** chance.random(), 4)
-        leaves = [Leave(at_s, chance.randrange(num_fronts), chance.choice(("close", "die")))]
+        leaves = [Leave(at_s, chance.randrange(num_fronts), chance.choice(("close", "die", "reopen", "repeat")))]
     return Life(num_fronts, tuple(sorted(asks, key=lambda ask: ask.at_s)), tuple(leaves))
 
 
-def _ask(chance: random.Random, num_fronts: int, pace_s: float) -> Ask:
-    index = chance.randrange(len(ENTRIES))
+def _ask(chance: random.Random, entries: Sequence[int], num_fronts: int, pace_s: float, longest: int) -> Ask:
+    index = chance.choice(entries)
     entry = ENTRIES[index]
     max_tokens = chance.randint(entry.least, chance.choice((MAX_TOKENS // 2, MAX_TOKENS)))
+    has_no_limit = 0 < longest - len(entry.prompt) <= MAX_TOKENS and entry.least == 1 and chance.random() < 0.3
     then: Then = chance.choices(("read", "abort", "finish"), (8, 1, entry.n))[0]
     return Ask(
         at_s=round(chance.uniform(0, 4) * pace_s, 4),
         front=chance.randrange(num_fronts),
         entry=index,
-        max_tokens=max_tokens,
+        max_tokens=None if has_no_limit else max_tokens,
         priority=chance.choice((0, 0, 0, -1, 1)),
-        timeout_s=round(chance.uniform(0.001, 0.1), 4) if chance.random() < 0.1 else None,
+        timeout_s=round(chance.uniform(0.001, 0.1), 4) if chance.random() < 0.15 else None,
         then=then,
         after_tokens=chance.randint(0, max_tokens) if then != "read" else 0,
         index=chance.randrange(entry.n) if then == "finish" else 0,
