@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,17 @@ from metrale_ray.model.execute import Replica
 from metrale_ray.model.scrubbing import Scrubbing
 from metrale_ray.orders import OnProgress, Orders
 from metrale_ray.protocol.commands import Cmd, FreeSlot, Load, Ping, Shutdown, Slot
+from metrale_ray.protocol.journal.records import probes
 from metrale_ray.protocol.link import HeadLink
 from metrale_ray.protocol.session import HeadSession
 from metrale_ray.protocol.verdict import Verdict
 from metrale_ray.protocol.versions import ProtocolVersion
 from metrale_ray.readout import Readout, read_out
-from metrale_ray.recording import Recording, raw_logits
+from metrale_ray.recording import Recording
 from metrale_ray.recovery import Recovery
 from metrale_ray.sampling.history import DistinctTokens
 from metrale_ray.sampling.logprobs import TokenLogprobs
+from metrale_ray.sampling.noted_logits import NotedLogits
 from metrale_ray.sampling.sampler import BAD_LOGITS
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.deadlines import Deadlines
@@ -292,7 +294,8 @@ class Engine:
         """Sample for the rows that give a token, extend or finish their sequences, and deliver."""
         began_s = self._clock()
         readout = read_out(self._replica.logits, rows, self._live)
-        self._record_tokens(readout)
+        token_ids = {request_id: each.token_id for request_id, each in readout.sampled.items()}
+        self._record_tokens(readout, token_ids)
         self._replica.logits = None  # they are large, and have been read
         self._compare_caches([row for row in rows if _has_bad_logits(readout, row)])
         sampled_s = self._clock()
@@ -302,7 +305,6 @@ class Engine:
             self._fail(request_id, error.code, error.message, prompt.pop(request_id, ()))
             for request_id, error in readout.errors.items()
         ]
-        token_ids = {request_id: each.token_id for request_id, each in readout.sampled.items()}
         emissions = self.scheduler.apply(Plan((), tuple(rows)), token_ids)
         self.timelines.sampled(token_ids, sampled_s)
         deliveries += [self._delivery(emission, readout) for emission in emissions]
@@ -360,12 +362,12 @@ class Engine:
         self._recovery.drop(request_id)
         return True
 
-    def _record_tokens(self, readout: Readout) -> None:
-        if self.recording.is_on and readout.sampled:
-            token_ids = {request_id: each.token_id for request_id, each in readout.sampled.items()}
+    def _record_tokens(self, readout: Readout, token_ids: Mapping[RequestId, int]) -> None:
+        logits_RV = self._replica.logits
+        if self.recording.is_on and token_ids and logits_RV is not None:
             rows = [readout.logit_rows[request_id] for request_id in token_ids]
-            values = raw_logits(self._replica.logits, rows, list(token_ids.values()))
-            self.recording.sampled(self._orders.last_seq, token_ids, values)
+            noted = NotedLogits(logits_RV, rows, list(token_ids.values()), probes(self._vocab_size))
+            self.recording.sampled(self._orders.last_seq, token_ids, noted)
 
     def _record_snapshot(self) -> None:
         settled = self._session.settled

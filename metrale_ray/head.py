@@ -92,11 +92,19 @@ class Head:
 
     async def listen(self, worker_keys: Mapping[int, str]) -> dict[int, HeadAddress]:
         """Check the checkpoint, and open every door: one address for each worker, which only the process with that
-        rank's public key may use. Raises CheckpointError."""
+        rank's public key may use. Raises CheckpointError, and ConfigError where the journal cannot be written."""
         config, around = self._config, self._surroundings
         self._loop = asyncio.get_running_loop()
-        self._recording = Recording(around.journal(), self._clock)
         self._setup = setup = await around.in_thread(partial(open_rank, config, 0, self._host, around.process))
+        self._recording = Recording(around.journal(), self._clock)
+        try:
+            return await self._open_doors(setup, worker_keys)
+        except BaseException as error:
+            self._recording.close("the engine did not start", str(error))
+            raise
+
+    async def _open_doors(self, setup: RankSetup, worker_keys: Mapping[int, str]) -> dict[int, HeadAddress]:
+        config, around = self._config, self._surroundings
         self._grammars = _grammars(setup)
         num_threads = min(MAX_THREADS, around.num_cores - 1)
         self._compiling = Compiling(
@@ -251,17 +259,18 @@ class Head:
 
     def _engine_main(self) -> None:
         failure: MetraleError | None = EngineDead("the engine ended, and nothing says why")
+        cause: BaseException | None = failure
         try:
             engine = self._engine = self._start(self._required_setup())
             self._state = HeadState("ready", {})
             self._run(engine)
             engine.shutdown()
-            failure = None
+            failure = cause = None
         except BaseException as error:  # whatever ended the engine is told to all who wait
-            failure = self._describe(error)
+            failure, cause = self._describe(error), error
             log.error("the engine ended: %s", failure.message, exc_info=not isinstance(error, MetraleError))
         finally:
-            self._end(failure)
+            self._end(failure, cause)
 
     def _start(self, setup: RankSetup) -> Engine:
         use_threads(self._config.threads_per_rank)
@@ -319,8 +328,11 @@ class Head:
         message = error.message if isinstance(error, MetraleError) else f"{type(error).__name__}: {error}"
         return EngineDead(message, rank=rank)
 
-    def _end(self, failure: MetraleError | None) -> None:
-        """Tell the fronts first, then let everything go, whatever of it breaks."""
+    def _end(self, failure: MetraleError | None, cause: BaseException | None) -> None:
+        """Tell the fronts first, then let everything go, whatever of it breaks. `failure` is how they hear of `cause`.
+
+        The links go after the journal, so that the head's reason is there before its workers leave.
+        """
         self._state = HeadState("ended", {}, failure)
         self._loop.call_soon_threadsafe(self._tell_fronts)
         with contextlib.ExitStack() as closing:
@@ -328,14 +340,14 @@ class Head:
                 closing.callback(self._collectives.close)
             for link in self._links:
                 closing.callback(link.close)
-            closing.callback(self._end_recording, failure)
+            closing.callback(self._end_recording, failure, cause)
 
-    def _end_recording(self, failure: MetraleError | None) -> None:
+    def _end_recording(self, failure: MetraleError | None, cause: BaseException | None) -> None:
         """Close the journal, and keep the last commands where something broke."""
         recording, reason = self._recording, None if failure is None else failure.message
         recording.close("the engine was stopped" if reason is None else "the engine ended", reason)
-        if reason is not None and recording.started is not None:
-            self._surroundings.keep_incident(recording.last_records(reason))
+        if cause is not None and recording.started is not None:
+            self._surroundings.keep_incident(recording.last_records(cause))
 
 
 def _grammars(setup: RankSetup) -> Grammars:

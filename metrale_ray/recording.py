@@ -2,7 +2,8 @@
 """`Recording`: what an engine does, as records of its journal; and its last commands, for when it ends badly.
 
 Rules: without a journal nothing is made but the short list of last commands, which holds what is there anyway. The
-engine's thread makes every call but `refused`. Nothing here changes what the engine does.
+engine's thread makes every call but `refused`, and hands on what a step has as it is: its records are made where the
+journal has time. Nothing here changes what the engine does.
 
 What it leaves out: what a record is and where it goes (`protocol.journal`).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 from metrale_ray.clock import Clock
 from metrale_ray.config import EngineConfig
@@ -32,15 +33,16 @@ from metrale_ray.protocol.journal.records import (
     Snapshot,
     Started,
     TokenNote,
-    probes,
 )
 from metrale_ray.protocol.verdict import Verdict
+from metrale_ray.sampling.noted_logits import NotedLogits
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.scheduler.plan import PlanRow
 from metrale_ray.scheduler.request import FinishReason, RequestId
 from metrale_ray.scheduler.request import Sequence as LiveSequence
 
-Tensor = Any  # of torch, which is imported under `model` and `sampling` alone
+TOKEN_BYTES = 256
+"""What one token and its logits take while they wait to be a record."""
 
 
 class Recording:
@@ -117,30 +119,27 @@ class Recording:
         heard = Heard(frame, rows, self._now_us())
         self._last.add(heard)
         if self.is_on:
-            self._owners.update((row.span.slot, row.request_id) for row in rows)
-            self._note(heard.commanded())
+            for row in rows:
+                if row.span.start == 0:
+                    self._owners[row.span.slot] = row.request_id
+            self._journal.note_later(heard.commanded, heard.num_bytes)
         return heard
 
     def heard(self, heard: Heard, verdict: Verdict) -> None:
         """All have answered, and this is what it means."""
-        heard.ended(verdict.kind.value, verdict.rank, verdict.message)
-        if self.is_on:
-            self._note(heard.answered(self._now_us()))
+        heard.ended(verdict.kind.value, verdict.rank, verdict.message, self._now_us())
+        self._note_answered(heard)
 
     def broke(self, heard: Heard, error: MetraleError) -> None:
         """The command ended the engine."""
         outcome: Outcome = "desync" if isinstance(error, Desync) else "lost"
-        heard.ended(outcome, getattr(error, "rank", None), error.message)
-        if self.is_on:
-            self._note(heard.answered(self._now_us()))
+        heard.ended(outcome, getattr(error, "rank", None), error.message, self._now_us())
+        self._note_answered(heard)
 
-    def sampled(self, seq: int, token_ids: Mapping[RequestId, int], values: Sequence[Sequence[float]]) -> None:
-        """The tokens that came of command `seq`, with raw logits of each: see `raw_logits`."""
-        tokens = tuple(
-            TokenNote(request_id, token_id, tuple(some))
-            for (request_id, token_id), some in zip(token_ids.items(), values, strict=True)
-        )
-        self._note(Sampled(self._now_us(), seq, tokens))
+    def sampled(self, seq: int, token_ids: Mapping[RequestId, int], logits: NotedLogits) -> None:
+        """The tokens that came of command `seq`, with raw logits of each. Nobody changes `token_ids` from now on."""
+        make = partial(_sampled, self._now_us(), seq, token_ids, logits)
+        self._journal.note_later(make, TOKEN_BYTES * len(token_ids))
 
     def ended(self, request_id: RequestId, reason: FinishReason, code: str = "", message: str = "") -> None:
         """A sequence is over."""
@@ -171,14 +170,18 @@ class Recording:
         """The engine has ended."""
         self._journal.close(reason, failure)
 
-    def last_records(self, failure: str) -> list[Record]:
-        """The last commands and all that was heard of them, whether there is a journal or not."""
-        return self._last.records(self._started, self._now_us(), failure)
+    def last_records(self, error: BaseException) -> list[Record]:
+        """The last commands and all that was heard of them, whether there is a journal or not; `error` ended rank 0."""
+        return self._last.records(self._started, self._now_us(), 0, error)
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _note(self, record: Record) -> None:
         self._journal.note(record)
+
+    def _note_answered(self, heard: Heard) -> None:
+        if self.is_on:
+            self._journal.note_later(heard.answered, heard.num_answer_bytes)
 
     def _now_us(self) -> int:
         return int((self._clock() - self._began_s) * 1e6)
@@ -197,15 +200,10 @@ class Recording:
         )
 
 
-def raw_logits(logits_RV: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[list[float]]:
-    """For each of these rows the logit of its token and those of the `probes`."""
-    if not rows:
-        return []
-    ids = probes(logits_RV.shape[1])
-    picked: list[list[float]] = logits_RV[
-        [[row] for row in rows], [[token_id, *ids] for token_id in token_ids]
-    ].tolist()
-    return picked
+def _sampled(at_us: int, seq: int, token_ids: Mapping[RequestId, int], logits: NotedLogits) -> Sampled:
+    return Sampled(
+        at_us, seq, tuple(map(TokenNote._make, zip(token_ids, token_ids.values(), logits.values(), strict=True)))
+    )
 
 
 def _waiting_note(sequence: LiveSequence) -> LiveNote:

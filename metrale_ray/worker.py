@@ -22,7 +22,7 @@ from metrale_ray.model.device import use_threads
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
 from metrale_ray.model.transformer import TransformerModel
-from metrale_ray.protocol.commands import CommandFrame, Progress, Rank
+from metrale_ray.protocol.commands import CommandFrame, Hello, Progress, Rank, Welcome
 from metrale_ray.protocol.journal.records import Record
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.protocol.link import WorkerLink
@@ -97,8 +97,7 @@ class Worker:
             try:
                 self._loop(replica, model)
             except Exception as error:
-                started = started_record(self._config, [hello], hello.num_blocks, welcome.epoch, (), time.time())
-                self._keep(self._config, self.rank, port.last_commands.records(started, port.now_us, str(error)))
+                self._keep(self._config, self.rank, self._last_records(port, hello, welcome, error))
                 raise
             finally:
                 model.teardown()
@@ -106,6 +105,12 @@ class Worker:
             if collectives is not None:
                 collectives.close()
             link.close()
+
+    def _last_records(self, port: RememberingPort, hello: Hello, welcome: Welcome, error: Exception) -> list[Record]:
+        now_us = port.now_us
+        began_s = time.time() - now_us * 1e-6
+        started = started_record(self._config, [hello], port.num_blocks, welcome.epoch, (), began_s)
+        return port.last_commands.records(started, now_us, self.rank, error)
 
     def _loop(self, replica: Replica, model: TransformerModel) -> None:
         while True:

@@ -17,6 +17,7 @@ from metrale_ray.protocol.journal.journal import MemoryJournal
 from metrale_ray.protocol.journal.records import (
     Admitted,
     Answered,
+    Closed,
     Commanded,
     Ended,
     Record,
@@ -170,7 +171,7 @@ def test_without_a_journal_only_the_last_commands_are_there(model: Path) -> None
         for first in range(0, 300, 3):
             driver.submit([first], TokenParams(temperature=0, max_tokens=2, ignore_eos=True))
             driver.run()
-        kept.append(driver.engine.recording.last_records("why"))
+        kept.append(driver.engine.recording.last_records(LinkLost("why", rank=2)))
 
     quiet = MemoryJournal()
     quiet.is_on = False
@@ -180,7 +181,29 @@ def test_without_a_journal_only_the_last_commands_are_there(model: Path) -> None
     assert len(commands) == 64
     assert [command.seq for command in commands] == list(range(commands[0].seq, commands[0].seq + 64))
     assert isinstance(kept[0][0], Started)
+    assert isinstance(kept[0][-1], Closed)
+    assert (kept[0][-1].reason, kept[0][-1].failure) == (
+        "the last commands of rank 0, ended by link_lost (rank 2)",
+        "why",
+    )
     assert {Cmd(command.cmd) for command in commands} >= {Cmd.PREFILL_CHUNK, Cmd.DECODE, Cmd.FREE_SLOT}
+
+
+def test_pings_and_scrubs_of_an_idle_engine_do_not_push_out_its_last_steps(model: Path) -> None:
+    kept: list[list[Record]] = []
+
+    def script(driver: Driver) -> None:
+        driver.submit([20])
+        driver.run()
+        for _ in range(100):
+            driver.engine.ping()
+            driver.engine.scrub()
+        kept.append(driver.engine.recording.last_records(LinkLost("why")))
+
+    run_engine(model, script, ep_size=2, **SMALL)
+    commands = [Cmd(command.cmd) for command in of(Commanded, kept[0])]
+    assert commands[:3] == [Cmd.LOAD, Cmd.PREFILL_CHUNK, Cmd.DECODE]
+    assert commands[-2:] == [Cmd.FREE_SLOT, Cmd.SCRUB]  # the newest is there, as it shows that all was well
 
 
 def test_a_recording_without_a_journal_costs_no_record() -> None:

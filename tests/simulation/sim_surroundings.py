@@ -45,6 +45,11 @@ class LivingJournal:
         if not self._process.is_dead:
             self._journal.note(record)
 
+    def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
+        """See Journal."""
+        if not self._process.is_dead:
+            self._journal.note_later(make, num_bytes)
+
     def wants_snapshot(self) -> bool:
         """See Journal."""
         return self._journal.wants_snapshot()

@@ -2,13 +2,15 @@
 """`Journal`: where the head notes what it does. Here are the interface, one that keeps nothing and one in memory.
 
 Rules: the engine's thread notes, and that costs it next to nothing: `note` never waits and never raises. Whoever notes
-asks `is_on` first, so that without a journal no record is made.
+asks `is_on` first, so that without a journal no record is made. What each step has is noted with `note_later`, so that
+its records are made where there is time.
 
 What is left out: the one that writes files (`writer`), and files of the last records (`dump`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from metrale_ray.protocol.journal.records import Closed, Gap, Record, Snapshot, Started
@@ -24,6 +26,13 @@ class Journal(Protocol):
 
     def note(self, record: Record) -> None:
         """Keep `record`. Never waits, never raises; what cannot be kept is counted in a Gap."""
+        ...
+
+    def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
+        """As `note`, of the record that `make` gives, which is called once or never, soon, from whatever thread.
+
+        Nothing that it reads may change any more; about `num_bytes` are held until then.
+        """
         ...
 
     def wants_snapshot(self) -> bool:
@@ -42,6 +51,9 @@ class NoJournal:
 
     def note(self, record: Record) -> None:
         """Let `record` go."""
+
+    def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
+        """Nothing is made."""
 
     def wants_snapshot(self) -> bool:
         """False."""
@@ -78,6 +90,11 @@ class MemoryJournal:
         if self._max_records is not None and len(self.records) > 2 * self._max_records:
             self._num_let_go += len(self.records) - self._max_records
             del self.records[: -self._max_records]
+
+    def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
+        """Make the record at once, and keep it."""
+        if self.is_on:
+            self.note(make())
 
     def wants_snapshot(self) -> bool:
         """Whether one was asked for by `is_snapshot_due`."""

@@ -23,9 +23,9 @@ EndReason = Literal["stop", "length", "abort", "error"]
 Setting = str | int | float | bool | None
 
 
-def probes(vocab_size: int) -> tuple[int, ...]:
-    """The token ids whose raw logits are noted at each choice: four, spread over the vocabulary."""
-    return tuple(quarter * vocab_size // 4 for quarter in range(4))
+def probes(vocab_size: int) -> range:
+    """The token ids whose raw logits are noted at each choice: four, evenly spread over the vocabulary."""
+    return range(0, vocab_size, max(1, vocab_size // 4))[:4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,10 @@ class Refused:
 
 
 class RowNote(NamedTuple):
-    """Whose row of a command it is, and which tokens of it. A tuple, because each step makes one for each row."""
+    """Whose row of a command it is, and which tokens of it. A tuple, because each step makes one for each row.
+
+    `_make` takes half the time of naming the fields.
+    """
 
     request_id: int
     slot: int

@@ -118,7 +118,7 @@ def _commanded(record: Commanded) -> Commanded:
 
 
 def _sampled(record: Sampled) -> Sampled:
-    tokens = tuple(TokenNote(token.request_id, None, ()) for token in record.tokens)
+    tokens = tuple([TokenNote._make((token.request_id, None, ())) for token in record.tokens])
     return Sampled(record.at_us, record.seq, tokens)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`JournalWriter`: the journal in files.
 
-Rules: whoever notes only appends to a queue; a thread of the writer's own packs and writes. The queue is bounded: when
-the disk is too slow, records are let go until what is queued has been written, and a Gap there counts them. Whatever
-the disk refuses switches the journal off with one line in the log, and the engine goes on. A process that is killed
-loses what was noted in its last moments, GATHER_S and what writing takes; what was written then ends whole or torn.
+Rules: whoever notes only appends to a queue; a thread of the writer's own makes records, packs and writes. The queue is
+bounded: when the disk is too slow, records are let go until what is queued has been written, and a Gap there counts
+them. Whatever the disk refuses switches the journal off with one line in the log, and the engine goes on. A process
+that is killed loses what was noted in its last moments, GATHER_S and what writing takes; what was written then ends
+whole or torn.
 
 What is left out: files and their bounds (`segment_files`), what a redacted journal leaves out (`redaction`).
 """
@@ -83,7 +84,7 @@ class JournalWriter:
         self._is_on = True
         self._is_snapshot_due = False
         self._lock = threading.Lock()  # over what follows; held for moments only
-        self._queue: list[Record] = []
+        self._queue: list[Record | Callable[[], Record]] = []
         self._num_queued_bytes = 0
         self._num_queued_snapshots = 0
         self._num_let_go = 0
@@ -104,7 +105,13 @@ class JournalWriter:
 
     def note(self, record: Record) -> None:
         """Queue `record` for the thread, or count it where the queue is full. Any thread may note."""
-        num_bytes = _estimated_bytes(record)
+        self._append(record, _estimated_bytes(record))
+
+    def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
+        """Queue `make` for the thread, which calls it. Any thread may note."""
+        self._append(make, num_bytes)
+
+    def _append(self, record: Record | Callable[[], Record], num_bytes: int) -> None:
         with self._lock:
             if not self._is_on:
                 return
@@ -166,7 +173,7 @@ class JournalWriter:
         self.failure = f"the journal in {self.life} is off: {what}"
         log.error("%s; the engine goes on without it", self.failure)
 
-    def _taken(self) -> list[Record]:
+    def _taken(self) -> list[Record | Callable[[], Record]]:
         """What is queued, which then is the thread's alone."""
         with self._lock:
             self._wake.clear()
@@ -179,9 +186,10 @@ class JournalWriter:
             batch.insert(end, Gap(self._now_us(), num_let_go))
         return batch
 
-    def _write(self, batch: list[Record]) -> None:
+    def _write(self, batch: list[Record | Callable[[], Record]]) -> None:
         is_whole = True
-        for record in batch:
+        for queued in batch:
+            record = self._made(queued) if callable(queued) else queued
             is_whole = self._put(record) and (is_whole or type(record) is Snapshot)
         self._files.flush()
         if self._files.is_prune_due:
@@ -189,6 +197,14 @@ class JournalWriter:
         with self._lock:
             if (self._files.is_due or not is_whole) and not self._num_queued_snapshots and self._is_on:
                 self._is_snapshot_due = True
+
+    def _made(self, make: Callable[[], Record]) -> Record:
+        """What `make` gives. Its error, such as a GPU's that has failed meanwhile, costs this record alone."""
+        try:
+            return make()
+        except RuntimeError as error:  # of a device; another one is a mistake of this code
+            log.warning("a record of the journal in %s cannot be made: %r", self.life, error)
+            return Gap(self._now_us(), 1)
 
     def _put(self, record: Record) -> bool:
         """Write `record`, a Snapshot at the start of a segment. Whether what follows can be gone on from."""

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from metrale_ray.protocol.journal.journal import Journal, MemoryJournal, NoJournal, at_us_of
-from metrale_ray.protocol.journal.records import Closed, Gap, probes
+from metrale_ray.protocol.journal.records import Closed, Commanded, Gap, probes
 from tests.protocol.journal.samples import CLOSED, LIFE, SNAPSHOT, STARTED, commanded
 
 
@@ -29,6 +29,21 @@ def test_memory_keeps_records_in_order_and_notes_the_end_once() -> None:
     assert not journal.is_on
     assert journal.records == [*LIFE[:-1], Closed(at_us_of(LIFE[-2]), "end", "why")]
     assert journal.kept() == tuple(journal.records)
+
+
+def test_what_is_noted_for_later_is_made_at_once_in_memory_and_never_where_nothing_is_kept() -> None:
+    made: list[int] = []
+
+    def make() -> Commanded:
+        made.append(1)
+        return commanded(1)
+
+    for journal in (NoJournal(), memory := MemoryJournal()):
+        journal.note_later(make, 10)
+    assert (memory.records, len(made)) == ([commanded(1)], 1)
+    memory.close("end", None)
+    memory.note_later(make, 10)
+    assert len(made) == 1
 
 
 def test_memory_closed_before_anything_came_holds_the_end_alone() -> None:
@@ -69,8 +84,9 @@ def test_memory_whose_start_is_still_among_the_last_tells_it_once() -> None:
 
 
 def test_the_probes_are_four_ids_spread_over_the_vocabulary() -> None:
-    assert probes(151_936) == (0, 37_984, 75_968, 113_952)
-    assert probes(10) == (0, 2, 5, 7)
+    assert list(probes(151_936)) == [0, 37_984, 75_968, 113_952]
+    assert list(probes(10)) == [0, 2, 4, 6]
+    assert list(probes(3)) == [0, 1, 2]
 
 
 def test_started_is_at_the_beginning_of_time() -> None:

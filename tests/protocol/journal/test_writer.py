@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,15 @@ from metrale_ray.protocol.journal import writer as writer_module
 from metrale_ray.protocol.journal.journal import Journal
 from metrale_ray.protocol.journal.lives import lives_of, prune, segments_of
 from metrale_ray.protocol.journal.reader import open_journal
-from metrale_ray.protocol.journal.records import Closed, Commanded, Gap, ReadRecord, Snapshot, Started
+from metrale_ray.protocol.journal.records import (
+    Closed,
+    Commanded,
+    Gap,
+    ReadRecord,
+    Record,
+    Snapshot,
+    Started,
+)
 from metrale_ray.protocol.journal.segment_files import SegmentFiles
 from metrale_ray.protocol.journal.writer import JournalWriter
 from tests.protocol.journal import noting_process
@@ -103,6 +112,56 @@ def test_what_was_noted_is_written_before_the_end_too(make: Make) -> None:
     for record in LIFE[:3]:
         journal.note(record)
     until(lambda: list(open_journal(journal.life)) == list(LIFE[:3]))
+
+
+def test_what_is_noted_for_later_is_made_by_the_writers_thread_in_its_place(make: Make) -> None:
+    journal, makers = make(), set()
+
+    def later(record: Record) -> Callable[[], Record]:
+        def made() -> Record:
+            makers.add(threading.current_thread().name)
+            return record
+
+        return made
+
+    for index, record in enumerate(LIFE[:-1]):
+        if index % 2:
+            journal.note_later(later(record), 100)
+        else:
+            journal.note(record)
+    assert tuple(records_of(journal)[:-1]) == LIFE[:-1]
+    assert makers == {"journal"}
+
+
+def test_a_record_that_cannot_be_made_costs_that_record_alone(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    journal = make()
+
+    def failing() -> Record:
+        raise RuntimeError("the GPU is gone")
+
+    journal.note(STARTED)
+    journal.note_later(failing, 100)
+    journal.note(commanded(1))
+    kinds = [type(record) for record in records_of(journal)]
+    assert kinds == [Started, Gap, Commanded, Closed]
+    assert "the GPU is gone" in caplog.text
+
+
+def test_what_waits_to_be_made_counts_by_the_bytes_that_it_says(
+    make: Make, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MAX_QUEUED_BYTES", 1000)
+    journal = make()
+    for seq in range(1, 9):
+        journal.note_later(partial(commanded, seq), 400)
+    gate.set()
+    found = records_of(journal)
+    assert (
+        sum(record.num_records for record in found if isinstance(record, Gap))
+        + len([record for record in found if isinstance(record, Commanded)])
+        == 8
+    )
+    assert any(isinstance(record, Gap) for record in found)
 
 
 def test_times_of_the_writers_own_records_count_from_the_start(make: Make) -> None:
