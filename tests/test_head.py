@@ -17,6 +17,8 @@ from metrale_ray.engine import Engine
 from metrale_ray.errors import EngineDead, HandshakeError, LinkLost, MetraleError, StartError
 from metrale_ray.head import Head
 from metrale_ray.protocol.front import FrontClient, Output
+from metrale_ray.protocol.journal.reader import open_journal
+from metrale_ray.protocol.journal.records import Closed
 from metrale_ray.protocol.keys import new_keys
 from metrale_ray.sampling.token_params import TokenParams
 from metrale_ray.worker import Worker
@@ -295,3 +297,22 @@ def test_ranks_that_differ_refuse_to_start(model: Path, monkeypatch: pytest.Monk
     assert isinstance(process.worker_errors[1], HandshakeError)
     assert "torch: rank 0 on 127.0.0.1 has" in failure.message
     process.close()
+
+
+def test_a_start_that_fails_closes_its_journal_and_one_without_a_checkpoint_makes_none(
+    model: Path, tmp_path: Path
+) -> None:
+    def listen(folder: Path, journal: Path) -> BaseException:
+        config = EngineConfig(model=str(folder), ep_size=2, device="cpu", journal=str(journal)).resolved({})
+        with pytest.raises(Exception, match=r".") as caught:
+            asyncio.run(Head(config, HOST).listen({1: "no key"}))
+        return caught.value
+
+    listen(tmp_path, tmp_path / "unmade")
+    assert not (tmp_path / "unmade").exists()
+    error = listen(model, tmp_path / "journal")
+    assert not any(thread.name == "journal" for thread in threading.enumerate())
+    (life,) = (tmp_path / "journal").iterdir()
+    (closed,) = open_journal(life)
+    assert isinstance(closed, Closed)
+    assert (closed.reason, closed.failure) == ("the engine did not start", str(error))
