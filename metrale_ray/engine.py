@@ -53,6 +53,9 @@ _TOO_LATE = (
     "time, ask for fewer tokens, or send it with a lower priority number."
 )
 
+COMPARE_S = 2.0
+"""How long the caches of rows whose logits are not finite are looked at: some hundred scrubs, of 512 rows each."""
+
 _DECODES = (Cmd.DECODE, Cmd.DECODE_BATCH)  # no row of these is a sequence's first
 
 
@@ -317,13 +320,16 @@ class Engine:
     def _compare_caches(self, rows: Sequence[PlanRow]) -> None:
         """Logits that are not finite may come of one rank's damaged memory: look before anything is told.
 
-        Raises Desync when the ranks' caches differ.
+        For COMPARE_S and one scrub more at most, as all wait. Raises Desync when the ranks' caches differ.
         """
         if self._is_alone or self._version is ProtocolVersion.V1:  # which has no words for it
             return
+        until_s = self._clock() + COMPARE_S
         for row in rows:
             for scrub in self._scrubbing.all_of(row.span.slot, row.span.end):
                 self._orders.run(scrub)
+                if self._clock() >= until_s:
+                    return
 
     def _delivery(self, emission: Emission, readout: Readout) -> Delivery:
         """One token, with what the step read of its request, which is taken out."""

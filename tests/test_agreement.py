@@ -15,7 +15,7 @@ import pytest
 from metrale_ray.config import FaultSpec
 from metrale_ray.errors import Desync
 from metrale_ray.model.scrubbing import Scrubbing
-from metrale_ray.protocol.commands import Reply, Slot
+from metrale_ray.protocol.commands import Cmd, Reply, Slot
 from tests.fixtures.tiny import write_tiny
 from tests.harness import Driver, Outcome, Script, run_engine
 
@@ -186,6 +186,25 @@ def test_a_flip_in_a_cache_row_is_found_by_a_scrub_of_its_slot(model: Path) -> N
         early = FaultSpec(fault.rank, "validation", "flip_kv", command=3)
         _, alarm = damaged(model, ep_size, early, do, agreement_interval=0)
         assert (alarm.rank, alarm.seq, alarm.field) == (expected_rank(rank, ep_size), 4, "kv")
+
+
+def test_caches_behind_bad_logits_are_looked_at_for_a_limited_time(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row of a step has bad logits: without time, one scrub; with time, one for each."""
+    seen: list[int] = []
+
+    def do(driver: Driver) -> None:
+        for prompt in PROMPTS[1:3]:
+            driver.submit(prompt)
+        driver.run()
+        seen.append(driver.engine.counters.of_command(Cmd.SCRUB).by_status.get("ok", 0))
+
+    monkeypatch.setattr("metrale_ray.engine._has_bad_logits", lambda readout, row: row.samples)
+    for limit_s in (0.0, 60.0):
+        monkeypatch.setattr("metrale_ray.engine.COMPARE_S", limit_s)
+        assert run_engine(model, do, ep_size=2, **SETTINGS).head_error is None
+    assert seen == [8, 16]
 
 
 def check_only_good_tokens_left(outcome: Outcome, healthy: Outcome) -> None:

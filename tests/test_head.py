@@ -299,6 +299,18 @@ def test_ranks_that_differ_refuse_to_start(model: Path, monkeypatch: pytest.Monk
     process.close()
 
 
+def test_damage_that_a_scrub_finds_during_requests_ends_all_of_them_and_names_the_rank(model: Path) -> None:
+    fault = FaultSpec(rank=1, phase="validation", kind="flip_expert", first_token=5)
+    with running(model, scrub=True, agreement_interval=0, faults=(fault,)) as (process, client):
+        with process.front() as other:
+            handles = [client.submit([7], LONG), other.submit([8], LONG), client.submit([5], LONG)]
+            for handle in handles:
+                with pytest.raises(EngineDead, match=r"^the memory of rank 1 is damaged, .*\.experts\.") as caught:
+                    tokens_of(handle)
+                assert caught.value.rank == 1
+        assert process.wait_ended() is not None
+
+
 def test_a_start_that_fails_closes_its_journal_and_one_without_a_checkpoint_makes_none(
     model: Path, tmp_path: Path
 ) -> None:

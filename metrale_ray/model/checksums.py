@@ -12,7 +12,7 @@ Leaves out the KV cache, which changes with each step: `rows_sums` serves it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -63,10 +63,11 @@ class Checksums:
         self._own = {name: tensor for name, tensor in weights.items() if not is_replicated(name)}
         self._loaded: dict[str, torch.Tensor] = {}
 
-    def note_loaded(self) -> None:
-        """Take the sums of everything, to compare with later."""
-        tensors = self._replicated | self._own
-        self._loaded = {name: chunk_sums(t, 0, num_chunks(t)).cpu() for name, t in tensors.items()}
+    def note_loaded(self, on_tensor: Callable[[], None] = lambda: None) -> None:
+        """Take the sums of everything, to compare with later. `on_tensor` is called after each, as it may take long."""
+        for name, tensor in (self._replicated | self._own).items():
+            self._loaded[name] = chunk_sums(tensor, 0, num_chunks(tensor)).cpu()
+            on_tensor()
 
     @property
     def num_parts(self) -> int:

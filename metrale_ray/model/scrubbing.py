@@ -8,7 +8,7 @@ and one that failed is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from metrale_ray.protocol.commands import Scrub, Slot
 from metrale_ray.protocol.limits import MAX_SCRUB_ROWS
@@ -29,9 +29,10 @@ class Scrubbing:
         slot = self._next_slot(lengths)
         return self._scrub(None if slot is None else (slot, self._next_start(slot, lengths[slot])))
 
-    def all_of(self, slot: Slot, length: int) -> list[Scrub]:
-        """Scrubs that together read all settled rows of a slot."""
-        return [self._scrub((slot, start)) for start in range(0, length, MAX_SCRUB_ROWS)]
+    def all_of(self, slot: Slot, length: int) -> Iterator[Scrub]:
+        """Scrubs that together read all settled rows of a slot; parts go on with each that is taken."""
+        for start in range(0, length, MAX_SCRUB_ROWS):
+            yield self._scrub((slot, start))
 
     def _scrub(self, rows: tuple[Slot, int] | None) -> Scrub:
         part, self._part = self._part, (self._part + 1) % self._num_parts

@@ -92,7 +92,8 @@ class TransformerModel(Model):
         self._weights = weights
         self._checksums = Checksums(weights)
         if self._keeps_sums:
-            self._checksums.note_loaded()
+            num_bytes = sum(tensor.nbytes for tensor in weights.values())
+            self._checksums.note_loaded(lambda: on_progress(num_bytes, num_bytes))  # the load is waited for meanwhile
 
     @property
     def num_total_blocks(self) -> int:

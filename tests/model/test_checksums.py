@@ -46,6 +46,13 @@ def weights() -> dict[str, torch.Tensor]:
     }
 
 
+def test_taking_the_sums_of_the_load_tells_of_each_tensor() -> None:
+    told: list[int] = []
+    sums = Checksums(weights())
+    sums.note_loaded(lambda: told.append(len(sums._loaded)))
+    assert told == list(range(1, len(weights()) + 1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_bytes", SIZES_BYTES)
 def test_every_flipped_bit_changes_the_sum_of_its_chunk_alone(num_bytes: int, dtype: torch.dtype) -> None:

@@ -41,7 +41,15 @@ def test_another_sequence_in_the_slot_is_read_from_within_its_length() -> None:
 
 @given(st.integers(1, 5 * MAX_SCRUB_ROWS))
 def test_all_of_a_slot_is_read_and_no_row_twice(length: int) -> None:
-    scrubs = Scrubbing(2).all_of(Slot(7), length)
+    scrubbing = Scrubbing(4)
+    scrubs = list(scrubbing.all_of(Slot(7), length))
     assert {scrub.slot for scrub in scrubs} == {7}
     rows = [row for scrub in scrubs for row in range(scrub.start, min(length, scrub.start + MAX_SCRUB_ROWS))]
     assert rows == list(range(length))
+
+
+def test_parts_of_scrubs_that_nobody_took_are_not_passed_over() -> None:
+    scrubbing = Scrubbing(3)
+    assert next(scrubbing.all_of(Slot(0), 5 * MAX_SCRUB_ROWS)).part == 0
+    assert [scrubbing.next({}).part for _ in range(2)] == [1, 2]
+    assert scrubbing.num_passes == 1
