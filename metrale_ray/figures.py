@@ -25,6 +25,7 @@ last had nothing to do, if that was later; 0 without work, and before and after 
     collectives                      sums between the ranks: how many, the bytes of one rank's part, seconds in them
     expert_tokens                    by expert: tokens that it was chosen for, over all layers, failed steps included
     fronts, refused_strangers        open sessions; frames and connections that were refused
+    journal                          null where there is none: whether it is on, why not, and records that were let go
     left_out                         keys whose values were too large to be told
 """
 
@@ -45,6 +46,7 @@ from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.protocol.commands import Cmd, Progress
 from metrale_ray.protocol.fields import cut_text
 from metrale_ray.protocol.front.messages import MAX_DOCUMENT_CHARS
+from metrale_ray.protocol.journal.journal import JournalState
 from metrale_ray.protocol.limits import MAX_ERROR_CHARS
 from metrale_ray.timelines import Timelines
 
@@ -72,6 +74,7 @@ class HeadView:
     refused: Mapping[str, int] = field(default_factory=dict)
     num_fronts: int = 0
     num_strangers: int = 0
+    journal: JournalState | None = None
 
     @property
     def failed_rank(self) -> int | None:
@@ -115,6 +118,7 @@ class Figures:
             "expert_tokens": expert_tokens,
             "fronts": view.num_fronts,
             "refused_strangers": view.num_strangers,
+            "journal": None if view.journal is None else view.journal._asdict(),
             "left_out": [],
         }
 

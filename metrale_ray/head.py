@@ -198,6 +198,7 @@ class Head:
             dict(self._refused),
             self._fronts.num_fronts,
             self._num_strangers,
+            self._recording.journal_state,
         )
         return self._figures.document(view)
 

@@ -21,7 +21,7 @@ from metrale_ray.last_commands import Heard, LastCommands, started_record
 from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.protocol.commands import CommandFrame, Hello, Slot
 from metrale_ray.protocol.front.params_map import params_to_map
-from metrale_ray.protocol.journal.journal import Journal, NoJournal
+from metrale_ray.protocol.journal.journal import Journal, JournalState, NoJournal
 from metrale_ray.protocol.journal.records import (
     Admitted,
     Ended,
@@ -64,6 +64,11 @@ class Recording:
     def is_on(self) -> bool:
         """Whether there is a journal, so that records are worth making."""
         return self._journal.is_on
+
+    @property
+    def journal_state(self) -> JournalState | None:
+        """How the journal does; None where there is none. From any thread."""
+        return self._journal.state()
 
     @property
     def started(self) -> Started | None:

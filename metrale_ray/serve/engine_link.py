@@ -184,8 +184,15 @@ class EngineLink:
     async def _ask(self, client: FrontClient) -> None:
         # A head that does not answer is heard of less and less; its session ends by itself.
         with contextlib.suppress(TimeoutError):
-            self._told = await client.aask(SILENT_S)
-            self._told_at_s = self._clock()
+            told = await client.aask(SILENT_S)
+            self._warn_of_journal(told)
+            self._told, self._told_at_s = told, self._clock()
+
+    def _warn_of_journal(self, told: Mapping[str, Any]) -> None:
+        """Its own log is with the head, on whatever node that is; whoever serves is told once."""
+        failure = (told.get("journal") or {}).get("failure")
+        if failure is not None and failure != (self._told.get("journal") or {}).get("failure"):
+            log.error("%s; the engine goes on without it", failure)
 
     async def _wait_first_token(self, client: FrontClient) -> None:
         """Let the engine give one token. Raises EngineDead, RequestError with its reason, TimeoutError."""

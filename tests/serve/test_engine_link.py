@@ -249,6 +249,32 @@ def test_a_head_that_does_not_say_how_it_is_is_not_ready(model: Path) -> None:
         process.close()
 
 
+def test_a_journal_that_the_disk_refuses_is_told_where_the_service_runs(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and not again at each question."""
+    process = Process(model, 1, journal=str(tmp_path / "journal"))
+
+    async def scene() -> None:
+        async def find() -> EngineAddress:
+            return address_of(process)
+
+        async with Running(find) as link:
+            await until(lambda: link.health().is_ready)
+            await until(lambda: link.figures()["journal"]["is_on"])
+            process.head._recording._journal._fail("no space")  # type: ignore[attr-defined]  # the writer's own
+            await until(lambda: link.figures()["journal"]["failure"] is not None)
+            told_at_s = link._told_at_s
+            await until(lambda: link._told_at_s > told_at_s)
+
+    try:
+        process.wait_ready()
+        asyncio.run(scene())
+    finally:
+        process.close()
+    assert [r.name for r in caplog.records if "no space" in r.message].count("metrale_ray.serve.engine_link") == 1
+
+
 def test_an_engine_that_refuses_its_first_token_again_and_again_is_given_up(model: Path) -> None:
     fault = FaultSpec(rank=0, phase="before", first_token=0)
     process = Process(model, 1, faults=(fault,))

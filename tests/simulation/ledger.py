@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from metrale_ray.model.slots import Slots
 from metrale_ray.protocol.codec import decode_command
 from metrale_ray.protocol.commands import CommandFrame, Rank, Settled, Status, command_rows
+from metrale_ray.protocol.journal.journal import JournalState
 from metrale_ray.protocol.journal.records import Admitted, Answered, Commanded, Ended, Record, Sampled, Started
 from metrale_ray.scheduler.request import RequestId
 from metrale_ray.scheduler.scheduler import Scheduler
@@ -75,6 +76,10 @@ class Ledger:
     def note_later(self, make: Callable[[], Record], num_bytes: int) -> None:
         """As `note`, at once."""
         self.note(make())
+
+    def state(self) -> JournalState | None:
+        """As one in memory."""
+        return JournalState(True)
 
     def wants_snapshot(self) -> bool:
         """Whether `is_snapshot_due` was set since the last Snapshot."""

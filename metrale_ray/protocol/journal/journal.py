@@ -11,9 +11,17 @@ What is left out: the one that writes files (`writer`), and files of the last re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from metrale_ray.protocol.journal.records import Closed, Gap, Record, Snapshot, Started
+
+
+class JournalState(NamedTuple):
+    """How a journal does. `failure`: why it was switched off, None while it was not."""
+
+    is_on: bool
+    failure: str | None = None
+    num_let_go: int = 0  # records, since the start
 
 
 class Journal(Protocol):
@@ -39,6 +47,10 @@ class Journal(Protocol):
         """Whether the next record given should be a Snapshot, because a new segment is due."""
         ...
 
+    def state(self) -> JournalState | None:
+        """How it does; None where there is none. From any thread."""
+        ...
+
     def close(self, reason: str, failure: str | None) -> None:
         """Note the end (a Closed) and let go of everything. Further calls do nothing."""
         ...
@@ -58,6 +70,10 @@ class NoJournal:
     def wants_snapshot(self) -> bool:
         """False."""
         return False
+
+    def state(self) -> JournalState | None:
+        """None."""
+        return None
 
     def close(self, reason: str, failure: str | None) -> None:
         """Nothing is held."""
@@ -99,6 +115,10 @@ class MemoryJournal:
     def wants_snapshot(self) -> bool:
         """Whether one was asked for by `is_snapshot_due`."""
         return self.is_snapshot_due
+
+    def state(self) -> JournalState | None:
+        """How it does: nothing is refused."""
+        return JournalState(self.is_on)
 
     def close(self, reason: str, failure: str | None) -> None:
         """Note the end, at the time of the last record. Further calls do nothing."""

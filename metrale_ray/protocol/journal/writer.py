@@ -21,6 +21,7 @@ from typing import Any
 
 from metrale_ray.clock import Clock
 from metrale_ray.errors import ConfigError, FrameError
+from metrale_ray.protocol.journal.journal import JournalState
 from metrale_ray.protocol.journal.record_codec import encode_record
 from metrale_ray.protocol.journal.records import (
     Admitted,
@@ -88,6 +89,7 @@ class JournalWriter:
         self._num_queued_bytes = 0
         self._num_queued_snapshots = 0
         self._num_let_go = 0
+        self._num_let_go_before = 0  # those that a Gap has counted
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -131,6 +133,10 @@ class JournalWriter:
     def wants_snapshot(self) -> bool:
         """Whether a new segment is due, or records were let go, so that only a Snapshot can be gone on from."""
         return self._is_snapshot_due
+
+    def state(self) -> JournalState | None:
+        """How it does. From any thread."""
+        return JournalState(self._is_on, self.failure, self._num_let_go_before + self._num_let_go)
 
     def close(self, reason: str, failure: str | None) -> None:
         """Write what is queued and the end, waiting CLOSE_S at most. Further calls do nothing."""
@@ -179,6 +185,7 @@ class JournalWriter:
             self._wake.clear()
             batch, self._queue = self._queue, []
             num_let_go, self._num_let_go = self._num_let_go, 0
+            self._num_let_go_before += num_let_go
             self._num_queued_bytes, self._num_queued_snapshots = 0, 0
         if num_let_go:
             log.warning("the disk is too slow for the journal in %s: %d records were let go", self.life, num_let_go)

@@ -99,6 +99,12 @@ def _of_collectives(document: Document, key: str) -> Values:
         yield (name,), float(collective[key])
 
 
+def _of_journal(document: Document, key: str) -> Values:
+    journal = document.get("journal")
+    if journal is not None:
+        yield (), float(journal[key])
+
+
 def _cache_use(document: Document, key: str) -> Values:
     cache = document.get(key, {})
     if cache.get("total_blocks"):
@@ -143,6 +149,7 @@ _GAUGES: tuple[Family, ...] = (
     ("num_requests_running", "Sequences that have a slot.", (), _plain, "running"),
     ("num_requests_waiting", "Sequences that have none yet.", (), _plain, "waiting"),
     ("kv_cache_usage_perc", "The share of the KV cache's blocks that is in use, from 0 to 1.", (), _cache_use, "cache"),
+    ("journal_on", "Whether the engine's journal is written; 0 when the disk refused it.", (), _of_journal, "is_on"),
     ("engine_phase", "1 for the phase that the engine is in.", ("phase",), _phase, "phase"),
     ("engine_epoch", "Which life of the group of ranks this is, under its head.", (), _plain, "epoch"),
     ("engine_has_work", "Whether a sequence waits or runs, or a command is under way.", (), _plain, "has_work"),
@@ -207,6 +214,7 @@ _COUNTERS: tuple[Family, ...] = (
     ("collective_operations", "Sums over the ranks.", ("collective",), _of_collectives, "count"),
     ("collective_bytes", "Bytes of one rank's part in them.", ("collective",), _of_collectives, "bytes"),
     ("collective_seconds", "Rank 0's seconds in them.", ("collective",), _of_collectives, "seconds"),
+    ("journal_records_let_go", "Records that the journal's disk was too slow for.", (), _of_journal, "num_let_go"),
     ("refused_strangers", "Frames and connections that the head refused.", (), _plain, "refused_strangers"),
 )
 _HISTOGRAMS = (

@@ -21,7 +21,7 @@ import pytest
 
 from metrale_ray.errors import ConfigError, JournalError
 from metrale_ray.protocol.journal import writer as writer_module
-from metrale_ray.protocol.journal.journal import Journal
+from metrale_ray.protocol.journal.journal import Journal, JournalState
 from metrale_ray.protocol.journal.lives import lives_of, prune, segments_of
 from metrale_ray.protocol.journal.reader import open_journal
 from metrale_ray.protocol.journal.records import (
@@ -265,6 +265,7 @@ def test_a_disk_that_hangs_costs_records_which_one_gap_counts_and_never_holds_up
     gap = found[num_queued + 1]
     assert isinstance(gap, Gap)
     assert gap.num_records == 500 - num_queued
+    assert journal.state() == JournalState(False, None, 500 - num_queued)
     assert [*found[: num_queued + 1], *found[num_queued + 2 : -1]] == [STARTED, *kept, SNAPSHOT, commanded(501)]
     assert caplog.text.count("records were let go") == 1
 

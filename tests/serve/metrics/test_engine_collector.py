@@ -42,6 +42,7 @@ DOCUMENT: dict[str, Any] = {
     "expert_tokens": [10, 20, 30],
     "fronts": 1,
     "refused_strangers": 0,
+    "journal": {"is_on": False, "failure": "the disk is full", "num_let_go": 12},
     "left_out": [],
 }
 
@@ -82,6 +83,12 @@ def test_each_figure_has_its_name_and_value() -> None:
     assert (value("engine_progress_age_seconds"), value("engine_epoch"), value("engine_has_work")) == (1.5, 3, 1)
     assert (value("engine_phase", phase="ready"), value("engine_phase", phase="ended")) == (1, 0)
     assert value("digest_mismatches_total") == 0
+    assert (value("journal_on"), value("journal_records_let_go_total")) == (0, 12)
+
+
+def test_an_engine_without_a_journal_has_no_series_of_one() -> None:
+    found = told({**DOCUMENT, "journal": None})
+    assert not [name for name, _ in found if "journal" in name]
 
 
 def test_histograms_are_cumulative_and_end_in_all() -> None:
