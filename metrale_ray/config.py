@@ -195,7 +195,15 @@ class EngineConfig:
         if version is ProtocolVersion.V1 and self.max_batch_size != 1:
             log.warning("protocol v1 has one slot: max_batch_size %d becomes 1", self.max_batch_size)
             changes["max_batch_size"] = 1
+        self._warn_of_journal(changes["journal"])
         return dataclasses.replace(self, **changes)
+
+    def _warn_of_journal(self, journal: str | None) -> None:
+        """Whoever asks for a redacted journal must have one; and what a variable asks for is easily forgotten."""
+        if journal is None and self.journal_redact:
+            log.warning("journal_redact does nothing without a journal: give it a folder, or leave it out")
+        if journal is not None and self.journal is None and not self.journal_redact:
+            log.info("%s: the engine writes a journal, with prompts and answers, into %s", JOURNAL_VAR, journal)
 
 
 def from_mapping(values: Mapping[str, Any]) -> EngineConfig:

@@ -373,3 +373,17 @@ def test_no_setting_asks_for_more_than_one_command_can_hold(name: str, limit: in
     assert getattr(EngineConfig(model="m", **{name: limit}), name) == limit
     with pytest.raises(ConfigError, match=f"{name} is {limit + 1}; one command holds up to {limit}"):
         EngineConfig(model="m", **{name: limit + 1})
+
+
+def test_a_journal_of_the_environment_is_told_and_a_setting_wins(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert EngineConfig(model="m", journal="/given").resolved({"METRALE_JOURNAL": "/of/env"}).journal == "/given"
+    assert caplog.text == ""
+    assert EngineConfig(model="m").resolved({"METRALE_JOURNAL": "/of/env"}).journal == "/of/env"
+    assert "METRALE_JOURNAL: the engine writes a journal, with prompts and answers, into /of/env" in caplog.text
+    caplog.clear()
+    assert EngineConfig(model="m", journal_redact=True).resolved({"METRALE_JOURNAL": "/of/env"}).journal == "/of/env"
+    assert caplog.text == ""
+    assert EngineConfig(model="m").resolved({}).journal is None
+    assert EngineConfig(model="m", journal_redact=True).resolved({}).journal is None
+    assert "journal_redact does nothing without a journal" in caplog.text
