@@ -16,25 +16,13 @@ from dataclasses import dataclass
 from metrale_ray.protocol.commands import Logits, Reply, Span, Status, command_rows
 from metrale_ray.protocol.journal.records import RankAnswer, TokenNote, probes
 from metrale_ray.readout import Readout
+from metrale_ray.replay.names import FIELD_NAMES
 from metrale_ray.replay.parting import Tensor, largest_gap
 from metrale_ray.replay.player import Played
 from metrale_ray.scheduler.request import RequestId
 
 PORTABLE = ("command", "tokens", "blocks", "lengths", "digest")
 """Witnesses, and the digest, that follow from the commands, whatever the ranks compute with, however many they are."""
-
-FIELD_NAMES = {
-    "tokens": "the token ids that the rank had",
-    "blocks": "the block tables",
-    "lengths": "the lengths",
-    "command": "the command's bytes",
-    "residual": "the hidden state after the last layer",
-    "routing": "the experts that were chosen",
-    "weights": "the weights",
-    "kv": "the KV rows",
-    "digest": "the digest of what was settled before",
-}
-"""What a witness or a digest is of, in words, the most specific first."""
 
 
 @dataclass(frozen=True, slots=True)

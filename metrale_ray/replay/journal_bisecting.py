@@ -17,8 +17,18 @@ from typing import Any
 from metrale_ray.errors import FrameError, JournalError
 from metrale_ray.protocol.codec import decode_command
 from metrale_ray.protocol.commands import Command, command_rows
-from metrale_ray.protocol.journal.records import Answered, Closed, Commanded, Gap, ReadRecord, Sampled, TokenNote
-from metrale_ray.replay.names import cmd_name
+from metrale_ray.protocol.journal.records import (
+    Admitted,
+    Answered,
+    Closed,
+    Commanded,
+    Gap,
+    ReadRecord,
+    Sampled,
+    Snapshot,
+    TokenNote,
+)
+from metrale_ray.replay.names import FIELD_NAMES, cmd_name
 from metrale_ray.replay.parting import BisectResult, Parting, largest_gap
 
 Differing = tuple[str, str, str, int | None]
@@ -38,7 +48,8 @@ _NOTED = {"slot": "the slot", "start": "the start", "num_tokens": "the number of
 class Step:
     """What one journal has of one command. `command` is None in a journal without clients' content.
 
-    `is_whole`: something comes behind it, so the journal has all of its tokens.
+    `is_whole`: something comes behind it, so the journal has all of its tokens. `knows_requests`: whose rows these are,
+    and what came of them, is known; a file of a rank's last commands has the commands alone.
     """
 
     commanded: Commanded
@@ -46,6 +57,7 @@ class Step:
     answered: Answered | None = None
     tokens: tuple[TokenNote, ...] = ()
     is_whole: bool = False
+    knows_requests: bool = True
 
 
 def bisect_journals(
@@ -67,13 +79,18 @@ def bisect_journals(
 def steps(records: Iterable[ReadRecord]) -> Iterator[Step]:
     """The commands of a journal, each with what follows from it."""
     step: Step | None = None
+    knows_requests = False
     for record in records:
         match record:
+            case Admitted() | Snapshot():
+                knows_requests = True
             case Commanded() | Closed():
                 if step is not None:
                     step.is_whole = True
                     yield step
-                step = Step(record, _command(record)) if isinstance(record, Commanded) else None
+                step = None
+                if isinstance(record, Commanded):
+                    step = Step(record, _command(record), knows_requests=knows_requests)
             case Gap():
                 step = None  # what follows from it may be among what is missing
             case Answered() if step is not None and record.seq == step.commanded.seq:
@@ -142,11 +159,26 @@ def _differences(a: Step, b: Step) -> Iterator[Differing]:
         yield from _row_differences(_CARRIED, command_rows(a.command), command_rows(b.command))
     else:
         yield from _pair("what the command carries", a.command, b.command)
-    yield from _row_differences({"samples": "whether a token is chosen"}, a.commanded.rows, b.commanded.rows)
+    both_know = a.knows_requests and b.knows_requests
+    if both_know:
+        yield from _row_differences({"samples": "whether a token is chosen"}, a.commanded.rows, b.commanded.rows)
     if a.answered is not None and b.answered is not None:
-        yield from _pair("the outcome", a.answered.kind, b.answered.kind)
-    if a.is_whole and b.is_whole:
+        if both_know or not a.commanded.rows:
+            yield from _pair("the outcome", a.answered.kind, b.answered.kind)
+        elif a.command is not None and b.command is not None:
+            yield from _witness_differences(a.answered, b.answered)
+    if both_know and a.is_whole and b.is_whole:
         yield from _token_differences(_tokens(a), _tokens(b))
+
+
+def _witness_differences(a: Answered, b: Answered) -> Iterator[Differing]:
+    """Of two files of last commands: what each one's own rank had of the command, which an outcome does not tell."""
+    if not a.answers or not b.answers:
+        return
+    mine, other = a.answers[0], b.answers[0]
+    for name, words in FIELD_NAMES.items():
+        if name in mine.witness and name in other.witness:
+            yield from _pair(f"{words} on its rank", mine.witness[name].hex(), other.witness[name].hex())
 
 
 def _row_differences(names: Mapping[str, str], rows_a: Sequence[Any], rows_b: Sequence[Any]) -> Iterator[Differing]:

@@ -237,3 +237,26 @@ def test_the_gap_of_two_rows(a: tuple[float, ...], b: tuple[float, ...], gap: fl
 
 def test_rows_of_other_lengths_are_infinitely_apart() -> None:
     assert largest_gap((1.0,), (1.0, 2.0)) == math.inf
+
+
+def test_last_commands_of_ranks_are_held_against_one_another_by_what_each_heard(recorded: Recorded) -> None:
+    """Such a file knows no requests and no tokens; what is missing there is no difference."""
+    of_head = [each for each in recorded.records if isinstance(each, Commanded | Answered)]
+    of_worker: list[Record] = [
+        dataclasses.replace(each, rows=tuple(row._replace(request_id=0, samples=False) for row in each.rows))
+        if isinstance(each, Commanded)
+        else dataclasses.replace(each, kind="ok", rank=None, message="", answers=each.answers[1:2])
+        for each in of_head
+    ]
+    assert bisect_journals(of_head, of_worker, TOLERANCE).parting is None
+    assert bisect_journals(recorded.records, of_worker, TOLERANCE).parting is None
+    index = next(
+        i for i, each in enumerate(of_worker) if isinstance(each, Answered) and "blocks" in each.answers[0].witness
+    )
+    damaged = of_worker[index]
+    assert isinstance(damaged, Answered)
+    answer = dataclasses.replace(damaged.answers[0], witness={**damaged.answers[0].witness, "blocks": bytes(8)})
+    of_worker[index] = dataclasses.replace(damaged, answers=(answer,))
+    found = parting(of_head, of_worker)
+    assert found.seq == damaged.seq
+    assert "the block tables on its rank" in str(found)
