@@ -361,7 +361,7 @@ def test_a_fronts_key_is_forgotten_some_time_after_its_session_and_the_drivers_o
 ) -> None:
     keys, now_s = new_keys(), [0.0]
     rule = AllowedKeys(clock=lambda: now_s[0])
-    monkeypatch.setattr(server_module, "AllowedKeys", lambda: rule)
+    monkeypatch.setattr(server_module, "AllowedKeys", lambda **_: rule)
     with running() as rig:
         rig.call(partial(rig.server.allow, front_rig.FRONT_KEYS.public, is_lasting=True))
         rig.call(rig.server.allow, keys.public)
