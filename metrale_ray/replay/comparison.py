@@ -25,6 +25,10 @@ PORTABLE = ("command", "tokens", "blocks", "lengths", "digest")
 """Witnesses, and the digest, that follow from the commands, whatever the ranks compute with, however many they are."""
 
 
+MAX_ROUNDING = 0.25
+"""Of the largest logit noted: bfloat16 moves one by a few percent, and by more where it chooses another expert."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first one. `rank` or `request_id` is None where it is of no single one. `cmd` is the command's code."""
@@ -46,6 +50,9 @@ class Difference:
 class Comparison:
     """Of one replay. `has_same_kernels`: the last bits must be equal too. `num_values` logits were looked at so far.
 
+    Where they need not be, another token is no difference as long as its logit is as near to the recorded token's as
+    sums that round otherwise can bring it: `num_near_ties`.
+
     `given_up`: requests that may lack a token in the journal which they get here.
     """
 
@@ -53,6 +60,7 @@ class Comparison:
         self.has_same_kernels = has_same_kernels
         self.num_values = self.num_exact_values = 0
         self.largest_gap = 0.0
+        self.num_near_ties = 0
         self._probes = probes(vocab_size)
         self._given_up = given_up
 
@@ -70,7 +78,8 @@ class Comparison:
             found = readout.sampled.get(row)
             recorded_token = None if note is None else note.token_id
             found_token = None if found is None else found.token_id
-            if recorded_token != found_token and not (note is None and row in self._given_up):
+            is_other = recorded_token != found_token and not (note is None and row in self._given_up)
+            if is_other and not self._is_near_tie(played, note, found_token, logits_RV, index):
                 error = readout.errors.get(row)
                 said = _token_text(found_token) if error is None else f"an error, {error.message}"
                 return _difference(played, "the token", _token_text(recorded_token), said, request_id=row)
@@ -81,6 +90,22 @@ class Comparison:
         for request_id, note in notes.items():
             return _difference(played, "the token", _token_text(note.token_id), "no such row", request_id=request_id)
         return None
+
+    def _is_near_tie(
+        self, played: Played, note: TokenNote | None, found: int | None, logits_RV: Tensor | None, index: int
+    ) -> bool:
+        """Whether rounding explains that the token `found` was chosen here. It moves a logit by as much as the noted
+        ones show, so it brings two together that are twice as far apart."""
+        if self._is_exact(played) or note is None or note.token_id is None or found is None or logits_RV is None:
+            return False
+        logits_V = logits_RV[index]
+        here = tuple(float(logits_V[token_id]) for token_id in (note.token_id, *self._probes))
+        rounding = max(self.largest_gap, largest_gap(note.values, here)) if note.values else self.largest_gap
+        if rounding > MAX_ROUNDING * max(map(abs, here)):
+            return False  # what differs so much was not rounded
+        is_near = abs(float(logits_V[found]) - here[0]) <= 2 * rounding
+        self.num_near_ties += is_near
+        return is_near
 
     def _of_values(self, played: Played, note: TokenNote, logits_V: Tensor) -> Difference | None:
         assert note.token_id is not None

@@ -183,6 +183,11 @@ class _Replay:
             self._tell_end()
         if self._player.num_skipped:
             result.remarks.append(f"{self._player.num_skipped} commands behind a gap could not be run")
+        if comparison.num_near_ties:
+            result.remarks.append(
+                f"{comparison.num_near_ties} of the tokens would have been others here, whose logits are within "
+                "rounding of the recorded ones"
+            )
         result.num_values, result.num_exact_values = comparison.num_values, comparison.num_exact_values
         result.largest_gap = comparison.largest_gap
         return result
@@ -213,6 +218,7 @@ class _Replay:
             self._open = None
             self.result.num_tokens += len(tokens)
             self.result.difference = self._comparison.of_tokens(played, readout, self._ranks.logits, tokens)
+            self._requests.keep(tokens)
 
     def _pass_over(self, gap: Gap) -> None:
         self._open = None

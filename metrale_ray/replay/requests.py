@@ -18,7 +18,7 @@ from metrale_ray.live import LiveRequest
 from metrale_ray.protocol.commands import Span
 from metrale_ray.protocol.fields import Fields
 from metrale_ray.protocol.front.params_map import read_params
-from metrale_ray.protocol.journal.records import Admitted, LiveNote, RowNote
+from metrale_ray.protocol.journal.records import Admitted, LiveNote, RowNote, TokenNote
 from metrale_ray.readout import Readout, read_out
 from metrale_ray.replay.parting import Tensor
 from metrale_ray.replay.ranks import ReplayRanks
@@ -79,6 +79,13 @@ class RecordedRequests:
         readout = read_out(logits_RV, plan_rows(notes, spans), self._live)
         self._new_tokens = {request_id: sampled.token_id for request_id, sampled in readout.sampled.items()}
         return readout
+
+    def keep(self, tokens: Iterable[TokenNote]) -> None:
+        """These tokens were recorded for the step that was read out last, and are those that its requests keep."""
+        for note in tokens:
+            request_id = RequestId(note.request_id)
+            if request_id in self._new_tokens and note.token_id is not None:
+                self._new_tokens[request_id] = note.token_id
 
     def go_on(self) -> None:
         """The next command comes: whoever still lives keeps its token."""
