@@ -9,8 +9,8 @@ how many seeds it took and what found it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -31,20 +31,8 @@ from metrale_ray.scheduler.blame import Verdict as BlameVerdict
 from metrale_ray.scheduler.request import Sequence as RequestSequence
 from metrale_ray.scheduler.scheduler import Scheduler
 from metrale_ray.scheduler.slots import SlotPool
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """One mistake: while `apply()` lasts, it is made."""
-
-    name: str
-    apply: Callable[[], AbstractContextManager[Any]]
-
-
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> AbstractContextManager[Any]:
-    """The method `name` of `owner` is what `make` makes of it."""
-    return mock.patch.object(owner, name, make(getattr(owner, name)))
-
+from tests.simulation.mutation import Mutation, replaced
+from tests.simulation.request_mutations import REQUEST_MUTATIONS
 
 # The protocol ------------------------------------------------------------------------------------------------------
 
@@ -177,7 +165,7 @@ def _convicted_neighbours() -> Iterator[None]:
         self._first_rows = tuple(rows)
         made(self, rows, deadline_steps)
 
-    with mock.patch.object(BlameSearch, "__init__", remember), _replaced(BlameSearch, "verdict", _convict_a_neighbour):
+    with mock.patch.object(BlameSearch, "__init__", remember), replaced(BlameSearch, "verdict", _convict_a_neighbour):
         yield
 
 
@@ -281,39 +269,40 @@ def _drop_a_failed_effect_in_part(drop: Any) -> Any:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    Mutation("skip a settled", lambda: _replaced(Slots, "settle", _skip_a_settled)),
-    Mutation("settle as ok what failed", lambda: _replaced(HeadSession, "settle", _settle_what_failed)),
+    Mutation("skip a settled", lambda: replaced(Slots, "settle", _skip_a_settled)),
+    Mutation("settle as ok what failed", lambda: replaced(HeadSession, "settle", _settle_what_failed)),
     Mutation("take a reply of an old epoch", lambda: _both("check_reply", _any_reply)),
-    Mutation("pass over commands of an old epoch", lambda: _replaced(WorkerSession, "accept", _any_command)),
-    Mutation("forget the flag", lambda: _replaced(Collectives, "report_failure", _forget_the_flag)),
-    Mutation("compare no digests", lambda: _replaced(verdict, "_compare_digests", _no_comparison)),
+    Mutation("pass over commands of an old epoch", lambda: replaced(WorkerSession, "accept", _any_command)),
+    Mutation("forget the flag", lambda: replaced(Collectives, "report_failure", _forget_the_flag)),
+    Mutation("compare no digests", lambda: replaced(verdict, "_compare_digests", _no_comparison)),
     Mutation(
         "judge by rank 0 alone", lambda: mock.patch("metrale_ray.orders.judge", _one_rank_is_enough(verdict.judge))
     ),
-    Mutation("free a slot twice", lambda: _replaced(Engine, "_free", _free_twice)),
-    Mutation("drop an abort", lambda: _replaced(Desk, "_end", _drop_aborts)),
-    Mutation("forget a front's requests when it goes", lambda: _replaced(Desk, "_end", _forget_who_went)),
-    Mutation("finish another sequence", lambda: _replaced(Desk, "_end", _finish_the_other)),
-    Mutation("deliver before the verdict", lambda: _replaced(Orders, "run", _deliver_before_the_verdict)),
-    Mutation("answer twice", lambda: _replaced(Desk, "deliver", _deliver_twice)),
-    Mutation("forget deadlines", lambda: _replaced(Engine, "expire", _no_deadlines)),
+    Mutation("free a slot twice", lambda: replaced(Engine, "_free", _free_twice)),
+    Mutation("drop an abort", lambda: replaced(Desk, "_end", _drop_aborts)),
+    Mutation("forget a front's requests when it goes", lambda: replaced(Desk, "_end", _forget_who_went)),
+    Mutation("finish another sequence", lambda: replaced(Desk, "_end", _finish_the_other)),
+    Mutation("deliver before the verdict", lambda: replaced(Orders, "run", _deliver_before_the_verdict)),
+    Mutation("answer twice", lambda: replaced(Desk, "deliver", _deliver_twice)),
+    Mutation("forget deadlines", lambda: replaced(Engine, "expire", _no_deadlines)),
     Mutation("convict a neighbour", _convicted_neighbours),
-    Mutation("lose a wake-up", lambda: _replaced(RequestHandle, "put", _lose_a_wake_up)),
-    Mutation("keep a block after a free", lambda: _replaced(Slots, "_release", _keep_a_block)),
-    Mutation("leak a block", lambda: _replaced(Scheduler, "_stop_running", _leak_a_block)),
-    Mutation("leak a slot", lambda: _replaced(SlotPool, "give_back", _leak_a_slot)),
-    Mutation("requeue without freeing", lambda: _replaced(Scheduler, "_return_to_queue", _requeue_without_freeing)),
-    Mutation("start off by one", lambda: _replaced(Scheduler, "_row", _off_by_one_start)),
+    Mutation("lose a wake-up", lambda: replaced(RequestHandle, "put", _lose_a_wake_up)),
+    Mutation("keep a block after a free", lambda: replaced(Slots, "_release", _keep_a_block)),
+    Mutation("leak a block", lambda: replaced(Scheduler, "_stop_running", _leak_a_block)),
+    Mutation("leak a slot", lambda: replaced(SlotPool, "give_back", _leak_a_slot)),
+    Mutation("requeue without freeing", lambda: replaced(Scheduler, "_return_to_queue", _requeue_without_freeing)),
+    Mutation("start off by one", lambda: replaced(Scheduler, "_row", _off_by_one_start)),
     Mutation(
-        "lose a token when preempted", lambda: _replaced(RequestSequence, "start_over", _lose_a_token_when_preempted)
+        "lose a token when preempted", lambda: replaced(RequestSequence, "start_over", _lose_a_token_when_preempted)
     ),
     Mutation(
         "ship no first block after a preemption",
-        lambda: _replaced(RequestSequence, "start_over", _stale_blocks_after_preemption),
+        lambda: replaced(RequestSequence, "start_over", _stale_blocks_after_preemption),
     ),
-    Mutation("tell a prompt's logits again", lambda: _replaced(RequestSequence, "start_over", _tell_prompts_again)),
-    Mutation("forget that a slot is held", lambda: _replaced(SlotPool, "hold", _forget_who_holds)),
-    Mutation("keep the blocks of a failed step", lambda: _replaced(Slots, "_drop", _drop_a_failed_effect_in_part)),
+    Mutation("tell a prompt's logits again", lambda: replaced(RequestSequence, "start_over", _tell_prompts_again)),
+    Mutation("forget that a slot is held", lambda: replaced(SlotPool, "hold", _forget_who_holds)),
+    Mutation("keep the blocks of a failed step", lambda: replaced(Slots, "_drop", _drop_a_failed_effect_in_part)),
+    *REQUEST_MUTATIONS,
 )
 
 

@@ -14,7 +14,7 @@ from metrale_ray.baton import Baton, Process
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.ranks import RankSetup
 from metrale_ray.protocol.front import IsAllowed
-from metrale_ray.protocol.journal.journal import Journal
+from metrale_ray.protocol.journal.journal import Journal, JournalState
 from metrale_ray.protocol.journal.records import Record
 from metrale_ray.protocol.keys import KeyPair
 from tests.simulation.baton_condition import BatonCondition
@@ -26,6 +26,9 @@ from tests.simulation.transports import SimTransport
 
 T = TypeVar("T")
 GROUP_PORT = 1
+
+ASIDE_S = (0.0, 0.002, 0.02)
+"""How long a grammar may take, in virtual seconds."""
 
 
 class LivingJournal:
@@ -50,6 +53,10 @@ class LivingJournal:
         if not self._process.is_dead:
             self._journal.note_later(make, num_bytes)
 
+    def state(self) -> JournalState | None:
+        """As one in memory."""
+        return JournalState(True)
+
     def wants_snapshot(self) -> bool:
         """See Journal."""
         return self._journal.wants_snapshot()
@@ -71,7 +78,7 @@ def front_address(life: int) -> str:
 
 
 class SimSurroundings:
-    """Of one life's head. `chance` draws its keys."""
+    """Of one life's head. `chance` draws its keys, and how long its work aside takes."""
 
     num_cores = 3
     process: str | None = "head"
@@ -88,6 +95,7 @@ class SimSurroundings:
         incidents: list[Sequence[Record]],
     ) -> None:
         self.keys = drawn_keys(chance)
+        self._chance = chance
         self._baton = baton
         self._network = network
         self._process = process
@@ -110,8 +118,15 @@ class SimSurroundings:
         return await BatonLoop.current().in_task(f"head thread {next(self._numbers)}", work, self._process)
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """See Surroundings."""
-        return await self.in_thread(work)
+        """See Surroundings. It takes a while, so that much may happen before a grammar is there."""
+        while_s = self._chance.choice(ASIDE_S)
+        baton = self._baton
+
+        def work_slowly() -> T:
+            baton.wait_until(lambda: False, while_s, "its work aside to be done")
+            return work()
+
+        return await self.in_thread(work_slowly)
 
     def listen(self, rank: int, worker_key: str) -> SimTransport:
         """See Surroundings."""

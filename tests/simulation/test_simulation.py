@@ -11,7 +11,8 @@ import pytest
 
 from tests.simulation import __main__ as command
 from tests.simulation.finding import find
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutation import Mutation
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.oracle import Oracle
 from tests.simulation.replays import differences
 from tests.simulation.run import draw_case, run_case

@@ -145,20 +145,23 @@ def _life(chance: random.Random, most_asks: int, longest: int) -> Life:
     pace_s = 0.0 if is_crowd else chance.choice((0.0, 0.01, 0.3))
     entries = chance.sample(range(len(ENTRIES)), 2) if chance.random() < 0.3 else range(len(ENTRIES))
     asks = [
-        _ask(chance, entries, num_fronts, pace_s, longest)
+        _ask(chance, entries, num_fronts, pace_s, longest, MAX_TOKENS * 2 // 3 if is_crowd else 1)
         for _ in range(chance.randint(most_asks // 2 if is_crowd else 1, most_asks))
     ]
     leaves = []
     if chance.random() < 0.2:
-        at_s = round(0.001 * 200 ** chance.random(), 4)
+        since_s = 0.0 if chance.random() < 0.5 else chance.choice(asks).at_s
+        at_s = round(since_s + 0.001 * 200 ** chance.random(), 4)
         leaves = [Leave(at_s, chance.randrange(num_fronts), chance.choice(("close", "die", "reopen", "repeat")))]
     return Life(num_fronts, tuple(sorted(asks, key=lambda ask: ask.at_s)), tuple(leaves))
 
 
-def _ask(chance: random.Random, entries: Sequence[int], num_fronts: int, pace_s: float, longest: int) -> Ask:
+def _ask(
+    chance: random.Random, entries: Sequence[int], num_fronts: int, pace_s: float, longest: int, least: int
+) -> Ask:
     index = chance.choice(entries)
     entry = ENTRIES[index]
-    max_tokens = chance.randint(entry.least, chance.choice((MAX_TOKENS // 2, MAX_TOKENS)))
+    max_tokens = chance.randint(max(entry.least, least), chance.choice((max(least, MAX_TOKENS // 2), MAX_TOKENS)))
     has_no_limit = 0 < longest - len(entry.prompt) <= MAX_TOKENS and entry.least == 1 and chance.random() < 0.3
     then: Then = chance.choices(("read", "abort", "finish"), (8, 1, entry.n))[0]
     return Ask(
