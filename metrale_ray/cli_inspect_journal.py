@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from metrale_ray.cli_journal_flags import DEFAULT_LIMIT
 from metrale_ray.cli_output import console, write_object
+from metrale_ray.progress import phases
 from metrale_ray.protocol.journal.reader import JournalReader, open_journal
 from metrale_ray.protocol.journal.records import Started
 from metrale_ray.replay.listing import CommandLine, FailureLine, Listing, SequenceLine, Wanted, spread
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 4  # of one command in the table; the JSON has all
 SHOWN_TOKENS = 12
+RECORDS_PER_LOOK = 2_000  # some tenths of a second
 TIMES = ("lag_us", "computed_us", "waited_us")
 
 
@@ -43,8 +45,11 @@ def inspect_journal(given: Mapping[str, Any], answers: TextIO) -> int:
     reader = open_journal(given["journal"])
     wanted = Wanted(given.get("request"), given.get("front_request"), bool(given.get("failures")))
     listing = Listing(wanted, given.get("limit", DEFAULT_LIMIT) or None)
-    for record in reader:
-        listing.add(record)
+    with phases() as on_progress:
+        for number, record in enumerate(reader):
+            listing.add(record)
+            if number % RECORDS_PER_LOOK == 0:
+                on_progress("reading", reader.num_bytes_read, reader.num_bytes)
     if given.get("json"):
         write_object(answers, describe(reader, listing))
     else:

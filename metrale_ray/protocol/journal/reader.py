@@ -28,7 +28,7 @@ class JournalReader:
     """The records of `segments`; each iteration reads the files anew.
 
     `missing`: the numbers of segments that are missing in between, run by run. `torn`: whether the last segment ends
-    inside a record; known once an iteration has come to the end.
+    inside a record; known once an iteration has come to the end. `num_bytes_read`: where the newest iteration is.
     """
 
     def __init__(self, path: Path, segments: Sequence[Path]) -> None:
@@ -36,9 +36,15 @@ class JournalReader:
         self.segments = tuple(segments)
         self.missing = _missing(self.segments)
         self.torn = False
+        self.num_bytes_read = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What the segments take now."""
+        return sum(path.stat().st_size for path in self.segments if path.exists())
 
     def __iter__(self) -> Iterator[ReadRecord]:
-        at_us = 0
+        at_us = num_bytes_before = 0
         for index, path in enumerate(self.segments):
             if index and _missing((self.segments[index - 1], path)):
                 yield Gap(at_us, 0)
@@ -46,7 +52,9 @@ class JournalReader:
             for record in _records(segment):
                 if not isinstance(record, Started | Unknown):
                     at_us = record.at_us
+                self.num_bytes_read = num_bytes_before + segment.offset
                 yield record
+            num_bytes_before += segment.offset
             self._check_end(segment)
 
     @property

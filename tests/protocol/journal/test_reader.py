@@ -175,3 +175,14 @@ def test_a_segment_that_goes_while_it_is_read_says_why_it_may_have_gone(three: P
 def test_the_first_command_of_a_journal_without_commands_is_unknown(tmp_path: Path) -> None:
     assert open_journal(life(tmp_path / "a", {1: segment_of([STARTED, CLOSED])})).first_seq is None
     assert open_journal(life(tmp_path / "b", {1: b""})).first_seq is None
+
+
+def test_how_far_the_reading_is_grows_to_the_size_of_all_segments(three: Path) -> None:
+    journal = open_journal(three)
+    places = [journal.num_bytes_read for _ in journal]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+    assert (
+        0 < places[0] < places[-1] < journal.num_bytes == sum(path.stat().st_size for path in three.glob("*.journal"))
+    )
+    assert [journal.num_bytes_read for _ in journal] == places
