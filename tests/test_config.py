@@ -376,7 +376,7 @@ def test_no_setting_asks_for_more_than_one_command_can_hold(name: str, limit: in
 
 
 def test_a_journal_of_the_environment_is_told_and_a_setting_wins(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="metrale_ray.config")
     assert EngineConfig(model="m", journal="/given").resolved({"METRALE_JOURNAL": "/of/env"}).journal == "/given"
     assert caplog.text == ""
     assert EngineConfig(model="m").resolved({"METRALE_JOURNAL": "/of/env"}).journal == "/of/env"

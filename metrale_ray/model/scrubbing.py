@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from metrale_ray.model.contract.agreement import MAX_SCRUB_ROWS
 from metrale_ray.protocol.commands import Scrub, Slot
-from metrale_ray.protocol.limits import MAX_SCRUB_ROWS
 
 
 class Scrubbing:

@@ -20,6 +20,7 @@ from metrale_ray.model.attention.choose import choose_attention
 from metrale_ray.model.checkpoint import Checkpoint
 from metrale_ray.model.checksums import Checksums, rows_sums
 from metrale_ray.model.collectives import Collectives
+from metrale_ray.model.contract.agreement import MAX_SCRUB_ROWS
 from metrale_ray.model.contract.ep import Ep
 from metrale_ray.model.contract.model import Model
 from metrale_ray.model.contract.sequence import SequenceState
@@ -34,7 +35,6 @@ from metrale_ray.model.step import Step, plan_step
 from metrale_ray.model.step_watch import StepWatch, hash_tensors
 from metrale_ray.model.weights import Weights, load_weights, plan_weights, read_decoder_config
 from metrale_ray.protocol.commands import Slot, Span
-from metrale_ray.protocol.limits import MAX_SCRUB_ROWS
 from metrale_ray.protocol.port import CommandPort
 
 log = logging.getLogger(__name__)

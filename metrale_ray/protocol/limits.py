@@ -47,9 +47,6 @@ MAX_TOKENS = 2**20
 MAX_BLOCKS = 2**20
 """New blocks of one command: one per token at the most."""
 
-MAX_SCRUB_ROWS = 512
-"""Cache rows that one scrub reads: some milliseconds, whatever the length of the sequence."""
-
 MAX_CODE_CHARS = 64
 """An error's stable code."""
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metrale_ray.model.contract.agreement import MAX_SCRUB_ROWS
 from metrale_ray.model.scrubbing import Scrubbing
 from metrale_ray.protocol.commands import Scrub, Slot
-from metrale_ray.protocol.limits import MAX_SCRUB_ROWS
 
 
 @given(st.integers(1, 40), st.integers(1, 3))

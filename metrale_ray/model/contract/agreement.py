@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 
 from metrale_ray.model.contract.sequence import SequenceState
 
+MAX_SCRUB_ROWS = 512
+"""Cache rows that one scrub reads: some milliseconds, whatever the length of the sequence."""
+
 
 class Agreement(ABC):
     """Looked at now and then; a step that nobody watches does nothing for it."""
