@@ -15,13 +15,11 @@ from pathlib import Path
 from metrale_ray.config import EngineConfig, cache_folder
 from metrale_ray.protocol.journal.dump import write_dump
 from metrale_ray.protocol.journal.journal import Journal, NoJournal
-from metrale_ray.protocol.journal.lives import FOLDER_MODE
+from metrale_ray.protocol.journal.lives import FOLDER_MODE, INCIDENTS
 from metrale_ray.protocol.journal.records import Record
 from metrale_ray.protocol.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
-
-FOLDER = "incidents"
 
 
 def open_journal_of(config: EngineConfig) -> Journal:
@@ -38,7 +36,7 @@ def open_journal_of(config: EngineConfig) -> Journal:
 
 def incident_folders(config: EngineConfig, rank: int) -> Iterator[tuple[Path, bool]]:
     """Where the last commands of a rank may be kept on its node, the best place first, and whether redacted there."""
-    own = Path(FOLDER) / f"rank-{rank}"
+    own = Path(INCIDENTS) / f"rank-{rank}"
     if config.journal is not None:
         yield config.journal / own, config.journal_redact
     try:
