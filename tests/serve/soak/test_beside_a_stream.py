@@ -27,6 +27,8 @@ MAX_ANSWER_S = 15.0
 MAX_GROWTH_BYTES = 24 * MiB
 """A body of 16 MiB, the largest that is read, would be seen, as two rounds leave two."""
 
+MAX_TRIES = 4
+
 KINDS: list[Callable[[], list[Hostile]]] = [hostile.constraints, hostile.bodies, hostile.orders, hostile.templates]
 ALLOWING = HttpSettings(ApiSettings(allow_request_templates=True))
 
@@ -78,16 +80,29 @@ def test_hostile_requests_are_answered_quickly_and_hold_up_no_stream(
 
 
 def test_large_bodies_leave_no_memory_behind(rig: ServiceRig) -> None:
-    """The first of each may: what was needed for one is kept for the next."""
+    """The first of each may: what was needed for one is kept for the next. A leak shows in every try, others' use of
+    this process's memory in one."""
     large = [request for request in (*hostile.bodies(), *hostile.orders()) if len(request.content) > MiB]
-    for times in range(3):
-        if times == 1:
-            before = resident_bytes()
-        for request in large:
-            with rig.new_client() as client:
-                send(client, request)
+    _send_each(rig, large)
+    growths = [_growth_of(rig, large)]
+    while growths[-1] >= MAX_GROWTH_BYTES and len(growths) < MAX_TRIES:
+        growths.append(_growth_of(rig, large))
     rig.live_probe()
-    assert resident_bytes() - before < MAX_GROWTH_BYTES
+    assert growths[-1] < MAX_GROWTH_BYTES, growths
+
+
+def _growth_of(rig: ServiceRig, large: list[Hostile]) -> int:
+    """Bytes that two rounds leave behind."""
+    before = resident_bytes()
+    for _ in range(2):
+        _send_each(rig, large)
+    return resident_bytes() - before
+
+
+def _send_each(rig: ServiceRig, requests: list[Hostile]) -> None:
+    for request in requests:
+        with rig.new_client() as client:
+            send(client, request)
 
 
 def test_templates_that_a_service_allows_have_limits_of_time_and_size(model: Path) -> None:
