@@ -32,6 +32,7 @@ LEVELS = {
     "baton": 0,
     "clock": 0,
     "version": 0,
+    "native": 0,
     "process_end": 0,
     "process_memory": 0,
     "termination": 0,

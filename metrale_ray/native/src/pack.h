@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Between rows as checkpoints store them and packed blocks (see product.h).
+
+#pragma once
+
+#include "parallel.h"
+#include "product.h"
+#include "rows.h"
+
+namespace MR_ISA {
+
+constexpr int LINE = 16;  // items of 32 bits in a cache line
+
+// One block of 16 outputs from up to 16 rows of units of 32 bits; lanes without a row stay as they are.
+inline void pack_units(const uint32_t* const* rows, int first_lane, int last_lane, int units, uint32_t* block) {
+    for (int begin = 0; begin < units; begin += LINE) {
+        const int count = units - begin < LINE ? units - begin : LINE;
+        for (int lane = first_lane; lane < last_lane; lane++)
+            for (int i = 0; i < count; i++) block[(begin + i) * BLOCK + lane] = rows[lane][begin + i];
+    }
+}
+
+// 8-bit items and their scales. A row of zeros has scale 0.
+inline void quantize_row(const void* row, int32_t row_format, int lane, int inputs, int8_t* block, float* scale) {
+    float largest = 0;
+    for (int i = 0; i < inputs; i++) {
+        const float value = std::fabs(item_at(row, row_format, i));
+        largest = value > largest || value != value ? value : largest;
+    }
+    *scale = largest / 127.0f;
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    for (int i = 0; i < inputs; i++)
+        block[size_t(i) * BLOCK + lane] = int8_t(std::lrint(item_at(row, row_format, i) * inverse));
+}
+
+inline void pack(const void* rows, int32_t row_format, int32_t first_row, int32_t num_rows, int32_t inputs, int32_t format,
+                 void* items, float* scales, int32_t threads) {
+    const int first_block = first_row / BLOCK, last_block = (first_row + num_rows + BLOCK - 1) / BLOCK;
+    const size_t row_bytes = size_t(inputs) * item_bytes(row_format);
+    parallel(threads, [&](Team& team) {
+        int64_t from, to;
+        team.share(last_block - first_block, from, to);
+        for (int64_t block = first_block + from; block < first_block + to; block++) {
+            const int first = int(block * BLOCK > first_row ? 0 : first_row - block * BLOCK);
+            const int64_t left = first_row + num_rows - block * BLOCK;
+            const int last = int(left < BLOCK ? left : BLOCK);
+            const char* at[BLOCK] = {};
+            for (int lane = first; lane < last; lane++)
+                at[lane] = static_cast<const char*>(rows) + size_t(block * BLOCK + lane - first_row) * row_bytes;
+            if (format == INT8) {
+                int8_t* to_block = static_cast<int8_t*>(items) + size_t(block) * block_items<Int8>(inputs);
+                for (int lane = first; lane < last; lane++)
+                    quantize_row(at[lane], row_format, lane, inputs, to_block, scales + block * BLOCK + lane);
+            } else if (format == FP32) {
+                float* to_block = static_cast<float*>(items) + size_t(block) * block_items<Fp32>(inputs);
+                pack_units(reinterpret_cast<const uint32_t* const*>(at), first, last, inputs,
+                           reinterpret_cast<uint32_t*>(to_block));
+            } else {
+                uint16_t* to_block = static_cast<uint16_t*>(items) + size_t(block) * block_items<Bf16>(inputs);
+                for (int lane = first; lane < last && inputs % 2; lane++) {
+                    uint16_t* pair = to_block + (size_t(inputs / 2) * BLOCK + lane) * 2;
+                    pair[0] = reinterpret_cast<const uint16_t*>(at[lane])[inputs - 1];
+                    pair[1] = 0;
+                }
+                // Rows of an odd number of inputs begin in the middle of a unit.
+                if (inputs % 2)
+                    for (int lane = first; lane < last; lane++)
+                        for (int i = 0; i < inputs - 1; i++)
+                            to_block[(size_t(i / 2) * BLOCK + lane) * 2 + i % 2] = reinterpret_cast<const uint16_t*>(at[lane])[i];
+                else
+                    pack_units(reinterpret_cast<const uint32_t* const*>(at), first, last, inputs / 2,
+                               reinterpret_cast<uint32_t*>(to_block));
+            }
+        }
+    });
+}
+
+// Rows `numbers` of packed weights, for tables such as embeddings.
+inline void unpack_rows(const Matrix* matrix, const int64_t* numbers, int32_t count, const Rows* out) {
+    const int inputs = matrix->inputs;
+    for (int row = 0; row < count; row++) {
+        const size_t block = size_t(numbers[row]) / BLOCK;
+        const int lane = int(size_t(numbers[row]) % BLOCK);
+        for (int i = 0; i < inputs; i++) {
+            float value;
+            if (matrix->format == FP32)
+                value = static_cast<const float*>(matrix->items)[block * block_items<Fp32>(inputs) + size_t(i) * BLOCK + lane];
+            else if (matrix->format == BF16)
+                value = bf16_to_f32(static_cast<const uint16_t*>(
+                    matrix->items)[block * block_items<Bf16>(inputs) + (size_t(i / 2) * BLOCK + lane) * 2 + i % 2]);
+            else
+                value = matrix->scales[numbers[row]] *
+                        static_cast<const int8_t*>(matrix->items)[block * block_items<Int8>(inputs) + size_t(i) * BLOCK + lane];
+            set_item(row_at(*out, row), out->format, i, value);
+        }
+    }
+}
+
+}  // namespace MR_ISA
