@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "libmetrale_native.so"
-COMMON = ("parallel.cpp", "core.cpp")
+COMMON = ("parallel.cpp", "core.cpp", "shared.cpp")
 KERNELS = "kernels.cpp"
 FLAGS: tuple[str, ...] = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno")
 FLAGS += ("-Wall", "-Wextra", "-Wno-psabi")

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from metrale_ray.native.compile import LIBRARY, sources_digest
 LIBRARY_VAR = "METRALE_NATIVE_LIBRARY"  # another file, for tests under sanitizers; "none": go without
 HOW_TO_BUILD = "with a C++ compiler installed, `python -m metrale_ray.native.compile` builds it"
 
-FP32, BF16, INT8 = 0, 1, 2
+FP32, BF16, INT8, FP16 = 0, 1, 2, 3
 BLOCK = 16  # outputs of a packed block
 STEPS = {FP32: 1, BF16: 2, INT8: 1}  # inputs that lie together
 MAX_HEAD_DIM = 256
@@ -72,6 +72,7 @@ class Cache(ctypes.Structure):
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("block_size", c_int32),
+        ("num_blocks", c_int32),
         ("format", c_int32),
     )
 
@@ -85,6 +86,7 @@ class Spans(ctypes.Structure):
         ("first_block", c_void_p),
         ("blocks", c_void_p),
         ("count", c_int32),
+        ("num_blocks", c_int32),
     )
 
 
@@ -106,11 +108,18 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (POINTER(Rows), c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32),
     ),
-    "mr_store_kv": (None, (POINTER(Cache), POINTER(Spans), POINTER(Rows), c_int32, c_int32)),
+    "mr_store_kv": (c_int32, (POINTER(Cache), POINTER(Spans), POINTER(Rows), c_int32, c_int32)),
     "mr_attend": (
         None,
         (POINTER(Cache), POINTER(Spans), POINTER(Rows), c_int32, c_int32, c_float, POINTER(Rows), c_int32),
     ),
+    "mr_shared_size": (c_int64, (c_int32, c_int64)),
+    "mr_shared_format": (None, (c_void_p, c_int32, c_int64, c_uint64)),
+    "mr_shared_open": (c_void_p, (c_void_p, c_int64, c_uint64, c_int32, c_int32, c_int64)),
+    "mr_shared_sum": (c_int32, (c_void_p, c_void_p, c_int64, c_int32, c_int64)),
+    "mr_shared_broadcast": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
+    "mr_shared_awaited": (c_int32, (c_void_p,)),
+    "mr_shared_close": (None, (c_void_p,)),
 }
 
 
