@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from metrale_ray.config import (
-    ATTENTIONS,
+    ATTENTION_BACKENDS,
     DTYPES,
+    KERNELS,
     LOG_LEVELS,
     PLACEMENTS,
     EngineConfig,
@@ -127,7 +128,8 @@ ENGINE_FLAGS = (
     Flag(("--max-queue-len",), "requests that may wait; more are refused", int),
     Flag(("--dtype",), "type of the weights and the cache", metavar="|".join(DTYPES)),
     Flag(("--device",), "where the ranks compute", metavar="auto|cpu|cuda"),
-    Flag(("--attention",), "how attention is computed", metavar="|".join(ATTENTIONS)),
+    Flag(("--kernels",), "what computes on CPUs: the native core or PyTorch", metavar="|".join(KERNELS)),
+    Flag(("--attention-backend",), "what computes attention", metavar="|".join(ATTENTION_BACKENDS)),
     Flag(("--ep-protocol",), "version of the command protocol", metavar="v1|v2"),
     Flag(("--kv-cache-memory",), "memory of a rank's KV cache, such as 512MiB or 2GiB", size_bytes, metavar="SIZE"),
     Flag(("--block-size",), "tokens in one block of the KV cache", int),

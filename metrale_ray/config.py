@@ -32,7 +32,8 @@ PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
 DAMAGES = ("diverge", "flip_token", "flip_block", "flip_length", "flip_weight", "flip_expert", "flip_kv")
 FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", *DAMAGES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTIONS = ("auto", "sdpa", "flash")
+ATTENTION_BACKENDS = ("auto", "native", "sdpa", "flash")
+KERNELS = ("auto", "native", "torch")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Bytes in each unit: of 1000 as the disk's makers count, of 1024 with an i.
@@ -138,7 +139,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     dtype: str = "auto"
     device: str = "auto"
-    attention: str = "auto"
+    kernels: str = "auto"
+    attention_backend: str = "auto"
     ep_protocol: str | None = None
     kv_cache_memory: int | None = None
     block_size: int = 16
@@ -344,7 +346,8 @@ def _check(config: EngineConfig) -> None:
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be a number of seconds above 0")
     _one_of("dtype", config.dtype, DTYPES)
-    _one_of("attention", config.attention, ATTENTIONS)
+    _one_of("kernels", config.kernels, KERNELS)
+    _one_of("attention_backend", config.attention_backend, ATTENTION_BACKENDS)
     _one_of("placement", config.placement, PLACEMENTS)
     _one_of("log_level", config.log_level, LOG_LEVELS)
     _check_texts(config)

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrale_ray.config import (
-    ATTENTIONS,
+    ATTENTION_BACKENDS,
     DTYPES,
+    KERNELS,
     FAULT_KINDS,
     LOG_LEVELS,
     PHASES,
@@ -33,7 +34,13 @@ from metrale_ray.protocol.versions import ProtocolVersion
 COUNTS = ("ep_size", "max_batch_size", "max_num_batched_tokens", "block_size", "max_queue_len")
 OPTIONAL_COUNTS = ("max_model_len", "kv_cache_memory")
 SECONDS = ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s", "journal_max_age_s")
-CHOICES = {"dtype": DTYPES, "attention": ATTENTIONS, "placement": PLACEMENTS, "log_level": LOG_LEVELS}
+CHOICES = {
+    "dtype": DTYPES,
+    "attention_backend": ATTENTION_BACKENDS,
+    "kernels": KERNELS,
+    "placement": PLACEMENTS,
+    "log_level": LOG_LEVELS,
+}
 
 
 def refusal(**settings: Any) -> str:

@@ -61,7 +61,7 @@ class Damage:
         seq, cache = self._slots.sequence(slot), self._model.cache
         assert cache is not None, "a sequence has settled tokens"
         (place,) = cache.places(seq.block_table, seq.length - 1, seq.length)
-        flip_bit(cache.layers_P2ND[0][place, 1], high_bit=bit)
+        flip_bit(cache.first_value(0, place), high_bit=bit)
 
 
 @torch.inference_mode()

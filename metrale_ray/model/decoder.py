@@ -7,7 +7,7 @@ Shapes: T rows, H hidden, V vocabulary, R rows of logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,19 +16,13 @@ import torch
 from metrale_ray.model.attention.attention import Attention
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.decoder_config import DecoderConfig
-from metrale_ray.model.experts.local import LocalExperts
 from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.model.experts.sparse_mlp import OnRouting, SparseMlp
-from metrale_ray.model.layers.activation import ACTIVATIONS
-from metrale_ray.model.layers.linear import Product
-from metrale_ray.model.layers.mlp import DenseMlp
-from metrale_ray.model.layers.norm import rms_norm
+from metrale_ray.model.kernels.kernels import GatedMlp, Kernels, Linear
 from metrale_ray.model.layers.self_attention import SelfAttention
 from metrale_ray.model.shard_plan import EMBEDDING, FINAL_NORM, HEAD
 from metrale_ray.model.step import Step
 from metrale_ray.model.weights import Weights
-
-Mlp = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Decoder:
@@ -40,21 +34,24 @@ class Decoder:
         weights: Weights,
         attention: Attention[Any],
         collectives: Collectives,
-        product: Product,
+        kernels: Kernels,
+        *,
+        is_tied: bool,
     ) -> None:
-        self._embedding_VH = weights[EMBEDDING]
-        self._final_norm_H = weights.get(FINAL_NORM)
-        self._head_VH = weights.get(HEAD, weights[EMBEDDING])
-        self._eps = config.rms_norm_eps
-        self._product = product
+        table = config.vocab_size, config.hidden_size
+        self._embed = kernels.embedding(weights[EMBEDDING], table, is_matrix=is_tied)
+        self._head: Linear | None = None
+        if FINAL_NORM in weights:  # on rank 0
+            self._final_norm = kernels.norm(weights[FINAL_NORM], config.rms_norm_eps)
+            self._head = kernels.linear(weights[EMBEDDING if is_tied else HEAD], table, is_wide=True)
         self._layers = [
-            _Layer(number, config, _layer_weights(weights, number), attention, collectives, product)
+            _Layer(number, config, _layer_weights(weights, number), attention, collectives, kernels)
             for number in range(config.num_layers)
         ]
 
     def hidden(self, step: Step) -> torch.Tensor:
         """The hidden states after the last layer, [T, H]. Raises PeerFailed, LinkLost."""
-        x_TH = self._embedding_VH.index_select(0, step.token_ids)
+        x_TH = self._embed(step.token_ids)
         for layer in self._layers:
             x_TH = layer(x_TH, step)
         return x_TH
@@ -75,10 +72,10 @@ class Decoder:
 
     def logits(self, x_TH: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Final norm and output head of some rows, fp32 [R, V]; rank 0 only."""
-        assert self._final_norm_H is not None, "only rank 0 holds the final norm"
+        assert self._head is not None, "only rank 0 holds the output head"
         if rows != list(range(x_TH.shape[0])):
             x_TH = x_TH.index_select(0, torch.tensor(rows, dtype=torch.int64, device=x_TH.device))
-        return self._product(rms_norm(x_TH, self._final_norm_H, self._eps), self._head_VH, None).float()
+        return self._head(self._final_norm(x_TH))
 
 
 class _Layer:
@@ -89,32 +86,31 @@ class _Layer:
         weights: Weights,
         attention: Attention[Any],
         collectives: Collectives,
-        product: Product,
+        kernels: Kernels,
     ) -> None:
-        self._eps = config.rms_norm_eps
-        self._input_norm_H = weights["input_layernorm"]
-        self._mlp_norm_H = weights["post_attention_layernorm"]
-        self._attention = SelfAttention(number, config, weights, attention, product)
+        self._input_norm = kernels.norm(weights["input_layernorm"], config.rms_norm_eps)
+        self._mlp_norm = kernels.norm(weights["post_attention_layernorm"], config.rms_norm_eps)
+        self._attention = SelfAttention(number, config, weights, attention, kernels)
         build = _sparse_mlp if config.sparse_layers[number] else _dense_mlp
-        self.mlp: Mlp = build(config, weights, collectives, product)
+        self.mlp = build(config, weights, collectives, kernels)
 
     def __call__(self, x_TH: torch.Tensor, step: Step) -> torch.Tensor:
-        x_TH = x_TH + self._attention(rms_norm(x_TH, self._input_norm_H, self._eps), step)
-        return x_TH + self.mlp(rms_norm(x_TH, self._mlp_norm_H, self._eps))
+        """Adds the layer's outputs to `x_TH` in place."""
+        x_TH = self._attention(self._input_norm(x_TH), step, x_TH)
+        return self.mlp(self._mlp_norm(x_TH), x_TH)
 
 
-def _dense_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, product: Product) -> Mlp:
-    return DenseMlp(weights, ACTIVATIONS[config.activation], product)
+def _dense_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, kernels: Kernels) -> GatedMlp:
+    return kernels.gated_mlp(weights, config.hidden_size, config.intermediate_size, config.activation)
 
 
-def _sparse_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, product: Product) -> Mlp:
-    assert config.moe is not None, "a sparse layer has experts"
-    mine = experts_of(config.moe.num_experts, collectives.rank, collectives.world)
-    activation = ACTIVATIONS[config.activation]
-    experts = LocalExperts(
-        mine, weights["experts.gate_up"], weights["experts.down"], activation, product, config.moe.num_experts
-    )
-    return SparseMlp(config.moe, weights["router"], experts, collectives, product)
+def _sparse_mlp(config: DecoderConfig, weights: Weights, collectives: Collectives, kernels: Kernels) -> GatedMlp:
+    moe, hidden = config.moe, config.hidden_size
+    assert moe is not None, "a sparse layer has experts"
+    mine = experts_of(moe.num_experts, collectives.rank, collectives.world)
+    gate_up, down = weights["experts.gate_up"], weights["experts.down"]
+    experts = kernels.experts(mine, gate_up, down, hidden, moe, config.activation)
+    return SparseMlp(kernels.router(weights["router"], hidden, moe), experts, collectives)
 
 
 def _layer_weights(weights: Weights, number: int) -> Weights:

@@ -17,7 +17,7 @@ import torch
 from metrale_ray.clock import Clock
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, StartError
-from metrale_ray.model.attention.choose import choose_attention
+from metrale_ray.model.attention.choose import AttentionChoice, choose_attention
 from metrale_ray.model.checkpoint import Checkpoint, open_checkpoint
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.damage import Damage
@@ -28,11 +28,12 @@ from metrale_ray.model.execute import OnProgress, Replica
 from metrale_ray.model.families import family_of
 from metrale_ray.model.faults import Faults
 from metrale_ray.model.identity import build, instructions, versions
+from metrale_ray.model.kernels.choose import Kind, choose_kind, kernels_name, layout_of
 from metrale_ray.model.memory import memory
 from metrale_ray.model.slot_checks import SlotLimits
 from metrale_ray.model.slots import Slots
 from metrale_ray.model.transformer import TransformerModel
-from metrale_ray.model.weights import kv_block_bytes, shard_bytes
+from metrale_ray.model.weights import shard_bytes
 from metrale_ray.protocol.commands import Hello, Rank
 from metrale_ray.protocol.port import CommandPort
 
@@ -57,6 +58,19 @@ class RankSetup:
     dtype: torch.dtype
     max_model_len: int
     process: str
+
+    @property
+    def kernels(self) -> Kind:
+        """The kind of this rank's kernels. Raises ConfigError for a setting that cannot be had."""
+        return choose_kind(self.config.kernels, self.device, self.dtype, self.decoder)[0]
+
+    @property
+    def attention(self) -> AttentionChoice:
+        """How this rank attends. Raises ConfigError for a setting that cannot be had."""
+        config, head_dim = self.config, self.decoder.head_dim
+        return choose_attention(
+            config.attention_backend, self.device, self.dtype, config.block_size, head_dim, self.kernels
+        )
 
     @property
     def limits(self) -> SlotLimits:
@@ -101,9 +115,8 @@ def introduce(setup: RankSetup) -> Hello:
         "device": setup.device.type,
         "instructions": instructions(setup.device),
         "threads": str(torch.get_num_threads()) if setup.device.type == "cpu" else "any",
-        "attention": choose_attention(
-            config.attention, setup.device, setup.dtype, config.block_size, setup.decoder.head_dim
-        ).name,
+        "kernels": kernels_name(setup.kernels),
+        "attention": setup.attention.name,
         "ep_size": str(config.ep_size),
         "block_size": str(config.block_size),
         "max_batch_size": str(config.max_batch_size),
@@ -180,7 +193,7 @@ def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
 def _num_blocks(setup: RankSetup) -> int:
     """KV blocks that this rank can hold: no more than all slots can fill."""
     config = setup.config
-    block_bytes = kv_block_bytes(setup.decoder, config.block_size, setup.dtype)
+    block_bytes = setup.attention.cache.block_bytes(setup.decoder, config.block_size, setup.dtype)
     budget_bytes = config.kv_cache_memory if config.kv_cache_memory is not None else _cache_budget_bytes(setup)
     num_blocks = min(setup.limits.max_num_blocks, budget_bytes // block_bytes)
     if num_blocks < 1:
@@ -193,7 +206,8 @@ def _num_blocks(setup: RankSetup) -> int:
 
 
 def _cache_budget_bytes(setup: RankSetup) -> int:
-    shard = shard_bytes(setup.checkpoint, setup.decoder, setup.rank, setup.config.ep_size, setup.dtype)
+    layout = layout_of(setup.kernels)
+    shard = shard_bytes(setup.checkpoint, setup.decoder, setup.rank, setup.config.ep_size, setup.dtype, layout)
     if setup.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(setup.device)
         return max(0, int((free_bytes - shard) * GPU_CACHE_SHARE))

@@ -48,10 +48,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """`shapes` of this rank's parameters by name, and the pieces that fill them completely."""
+    """`shapes` of this rank's parameters by name, and the pieces that fill them completely.
+
+    `is_tied`: the embedding is the output head too, on every rank, also on those that have no head.
+    """
 
     shapes: dict[str, Shape]
     pieces: tuple[Piece, ...]
+    is_tied: bool = False
 
 
 def plan_shard(
@@ -64,11 +68,12 @@ def plan_shard(
     shapes: dict[str, Shape] = {}
     pieces: list[Piece] = []
     planner = _Planner(config, layout, rank, world, shapes, pieces)
-    planner.ends(has_head or not config.tie_word_embeddings)
+    is_tied = config.tie_word_embeddings and not has_head
+    planner.ends(not is_tied)
     for layer in range(config.num_layers):
         planner.attention(layer)
         planner.mlp(layer)
-    return ShardPlan(shapes, tuple(pieces))
+    return ShardPlan(shapes, tuple(pieces), is_tied)
 
 
 def choose_layout(family: Family, config: DecoderConfig, names: Collection[str]) -> ExpertsLayout | None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from metrale_ray.model.attention.attention import Attention
-from metrale_ray.model.attention.plan import attention_order
 from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.model.layers.rotary import Rotary
 from metrale_ray.protocol.commands import Logits, Span
@@ -46,9 +45,9 @@ def plan_step(
 ) -> Step:
     """The step that runs `spans`, each of the sequence at the same place in `seqs`.
 
-    `windows` are those that layers have. The widest one orders the rows: what it groups, narrower ones group too.
+    `windows` are those that layers have.
     """
-    order = attention_order(spans, None if None in windows else max(window for window in windows if window))
+    order = attention.order(spans, windows)
     packed, states = [spans[number] for number in order], [seqs[number] for number in order]
     token_ids = [token for span in packed for token in span.token_ids]
     positions = [position for span in packed for position in range(span.start, span.end)]

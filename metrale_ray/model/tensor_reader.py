@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +23,9 @@ from metrale_ray.model.safetensors_file import DTYPE_BYTES, TensorRecord
 
 # Large enough that the system calls cost nothing, small beside any model.
 STAGING_BYTES = 16 * 2**20
+# Rows that are packed at once: they are still in the cache then. Whole blocks of outputs where a tensor has as many.
+ROWS_BYTES = 2**19
+ROWS_STEP = 16
 TORCH_DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -44,6 +48,7 @@ class TensorReader:
             raise CheckpointError("safetensors files are little-endian and this machine is not")
         self._staging_bytes = max(staging_bytes, max(DTYPE_BYTES.values()))
         self._staging: torch.Tensor | None = None
+        self._rows: torch.Tensor | None = None
         self._descriptors: dict[Path, int] = {}
 
     def __enter__(self) -> TensorReader:
@@ -59,6 +64,7 @@ class TensorReader:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
         self._staging = None
+        self._rows = None
 
     def read_into(self, record: TensorRecord, destination: torch.Tensor, first_row: int = 0) -> None:
         """Fill `destination`, which must be contiguous, with rows of the tensor.
@@ -78,6 +84,33 @@ class TensorReader:
             self._read(record, flat, offset)
         else:
             self._read_staged(record, flat, offset, source_dtype)
+
+    def read_rows(
+        self, record: TensorRecord, width: int, first_row: int, num_rows: int, dtype: torch.dtype
+    ) -> Iterator[torch.Tensor]:
+        """Consecutive rows of `width` items in `dtype`, some [R, width] at a time, valid until the next ones.
+
+        The tensor counts as one of rows of its last dimension, which is `width`. Raises CheckpointError.
+        """
+        source_dtype = _check_dtype(record, dtype)
+        if not record.shape or record.shape[-1] != width:
+            raise CheckpointError(
+                f"{record.file}: tensor {record.name} has shape {list(record.shape)}, the model needs rows of {width}"
+            )
+        row_bytes = width * source_dtype.itemsize
+        rows_each = max(1, ROWS_BYTES // max(row_bytes, 1) // ROWS_STEP * ROWS_STEP)
+        staging = self._rows_buffer(rows_each * width, source_dtype)
+        for start in range(0, num_rows, rows_each):
+            count = min(rows_each, num_rows - start)
+            flat = staging[: count * width]
+            self._read(record, flat, record.offset + (first_row + start) * row_bytes)
+            yield flat.view(count, width).to(dtype)
+
+    def _rows_buffer(self, num_items: int, dtype: torch.dtype) -> torch.Tensor:
+        num_bytes = num_items * dtype.itemsize
+        if self._rows is None or self._rows.numel() < num_bytes:
+            self._rows = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._rows[:num_bytes].view(dtype)
 
     def _read_staged(self, record: TensorRecord, flat: torch.Tensor, offset: int, source_dtype: torch.dtype) -> None:
         if self._staging is None:

@@ -27,8 +27,8 @@ from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.model.contract.streams import Streams
 from metrale_ray.model.decoder import Decoder
 from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.kernels.choose import choose_kind, make_kernels
 from metrale_ray.model.kv_cache import KvCache
-from metrale_ray.model.layers.linear import choose_product
 from metrale_ray.model.layers.rotary import Rotary
 from metrale_ray.model.layers.self_attention import join_head_norms
 from metrale_ray.model.step import Step, plan_step
@@ -67,8 +67,11 @@ class TransformerModel(Model):
         self._windows = frozenset(self.decoder_config.windows)
         self._rotary = Rotary(self.decoder_config.rope, self.decoder_config.head_dim, device, dtype)
         self._live: dict[Slot, SequenceState] = {}
+        kind, reason = choose_kind(config.kernels, device, dtype, self.decoder_config)
+        log.info("kernels: %s%s", kind, f" ({reason})" if reason else "")
+        self._kernels = make_kernels(kind, device, dtype)
         self._choice = choose_attention(
-            config.attention, device, dtype, config.block_size, self.decoder_config.head_dim
+            config.attention_backend, device, dtype, config.block_size, self.decoder_config.head_dim, kind
         )
         self._attention: Attention[Any] | None = None
         self._decoder: Decoder | None = None
@@ -82,12 +85,13 @@ class TransformerModel(Model):
     @torch.inference_mode()
     def load(self, num_blocks: int, on_progress: Callable[[int, int], None]) -> None:
         """Read this rank's shard and reserve the KV cache. Raises CheckpointError."""
-        weights = load_weights(self._plan, self._tensors, self.device, self.dtype, on_progress)
-        join_head_norms(self.decoder_config, weights)
-        cache = KvCache(self.decoder_config, num_blocks, self._block_size, self.device, self.dtype)
-        product = choose_product(self.device, self.dtype)
+        kernels, config = self._kernels, self.decoder_config
+        weights = load_weights(self._plan, self._tensors, self.device, self.dtype, on_progress, kernels.layout)
+        join_head_norms(config, weights)
+        cache = self._choice.cache(config, num_blocks, self._block_size, self.device, self.dtype)
         self._attention = self._choice.build(cache)
-        self._decoder = Decoder(self.decoder_config, weights, self._attention, self._collectives, product)
+        is_tied = self._plan.is_tied
+        self._decoder = Decoder(config, weights, self._attention, self._collectives, kernels, is_tied=is_tied)
         self._cache = cache
         self._weights = weights
         self._checksums = Checksums(weights)
@@ -194,7 +198,7 @@ class TransformerModel(Model):
         cache = self._cache
         end = min(seq.length, start + MAX_SCRUB_ROWS)
         places = torch.tensor(cache.places(seq.block_table, start, end), dtype=torch.int64, device=self.device)
-        layers = range(len(cache.layers_P2ND))
+        layers = range(len(cache.layers))
         return hash_tensors([rows_sums(cache.gather(layer, places)) for layer in layers])
 
     def argmax_batch(self, logits_RV: torch.Tensor) -> list[int]:

@@ -8,6 +8,7 @@ buffer of a fixed size where the dtype is converted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -16,9 +17,10 @@ from metrale_ray.errors import CheckpointError
 from metrale_ray.model.checkpoint import Checkpoint, TensorReader, TensorRecord
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.families import family_of
+from metrale_ray.model.kernels.layout import Layout, Plain
 from metrale_ray.model.kv_cache import kv_block_bytes
 from metrale_ray.model.safetensors_file import first_few
-from metrale_ray.model.shard_plan import HEAD_NAME, Piece, ShardPlan, choose_layout, parameter_bytes, plan_shard
+from metrale_ray.model.shard_plan import HEAD_NAME, Piece, Shape, ShardPlan, choose_layout, parameter_bytes, plan_shard
 
 # Both sizes that a rank plans its memory with are found here.
 __all__ = [
@@ -36,7 +38,7 @@ FLOATS = ("BF16", "F16", "F32")
 NOT_READ = ".self_attn.rotary_emb.inv_freq"
 
 Weights = dict[str, torch.Tensor]
-Work = tuple[TensorRecord, torch.Tensor, int]
+PLAIN = Plain()
 
 
 def read_decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
@@ -52,9 +54,11 @@ def plan_weights(checkpoint: Checkpoint, config: DecoderConfig, rank: int, world
     return plan
 
 
-def shard_bytes(checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int, dtype: torch.dtype) -> int:
+def shard_bytes(
+    checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int, dtype: torch.dtype, layout: Layout = PLAIN
+) -> int:
     """The memory that this rank's weights will take, known before anything is read. Raises CheckpointError."""
-    return parameter_bytes(plan_weights(checkpoint, config, rank, world).shapes, dtype)
+    return parameter_bytes(_stored_shapes(plan_weights(checkpoint, config, rank, world), dtype, layout), dtype)
 
 
 def load_weights(
@@ -63,29 +67,44 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
+    layout: Layout = PLAIN,
 ) -> Weights:
     """Read this rank's share. `on_progress(done, total)` counts bytes of the files. Raises CheckpointError."""
-    weights = {name: torch.empty(shape, device=device, dtype=dtype) for name, shape in plan.shapes.items()}
-    work = [_work(piece, piece.parameter, tensors, weights) for piece in plan.pieces if piece.parameter is not None]
+    stored = _stored_shapes(plan, dtype, layout)
+    weights = {name: _memory_for(shape, plan.shapes[name], device, dtype) for name, shape in stored.items()}
+    work = [(tensors[piece.name], piece) for piece in plan.pieces if piece.parameter is not None]
     work.sort(key=lambda item: (item[0].file, item[0].offset))  # files are read from front to back
-    total_bytes, done_bytes = sum(map(_bytes_read, work)), 0
+    total_bytes, done_bytes = sum(_bytes_read(record, piece, plan) for record, piece in work), 0
     on_progress(0, total_bytes)
     with TensorReader() as reader:
-        for record, destination, first_row in work:
-            reader.read_into(record, destination, first_row)
-            done_bytes += _bytes_read((record, destination, first_row))
+        for record, piece in work:
+            parameter = _parameter(piece)
+            layout.read(reader, record, piece, plan.shapes[parameter], weights[parameter])
+            done_bytes += _bytes_read(record, piece, plan)
             on_progress(done_bytes, total_bytes)
     return weights
 
 
-def _work(piece: Piece, parameter: str, tensors: Mapping[str, TensorRecord], weights: Weights) -> Work:
-    destination = weights[parameter]
-    return tensors[piece.name], destination[piece.index] if piece.index else destination, piece.first_row
+def _stored_shapes(plan: ShardPlan, dtype: torch.dtype, layout: Layout) -> dict[str, Shape]:
+    return {name: layout.stored_shape(name, shape, dtype, is_tied=plan.is_tied) for name, shape in plan.shapes.items()}
 
 
-def _bytes_read(work: Work) -> int:
-    record, destination, _ = work
-    return record.num_bytes // max(record.shape[0], 1) * destination.shape[0]
+def _memory_for(stored: Shape, shape: Shape, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Of a parameter; where a layout pads it, what no piece fills is zero."""
+    make = torch.empty if math.prod(stored) == math.prod(shape) else torch.zeros
+    return make(stored, device=device, dtype=dtype)
+
+
+def _parameter(piece: Piece) -> str:
+    assert piece.parameter is not None, "only pieces of this rank are read"
+    return piece.parameter
+
+
+def _bytes_read(record: TensorRecord, piece: Piece, plan: ShardPlan) -> int:
+    """Of the file. A piece is whole, or fills the first dimension of its parameter from a row of its own on."""
+    if piece.index or not record.shape:
+        return record.num_bytes
+    return record.num_bytes // max(record.shape[0], 1) * plan.shapes[_parameter(piece)][0]
 
 
 def check_tensors(plan: ShardPlan, tensors: Mapping[str, TensorRecord]) -> None:

@@ -33,7 +33,8 @@ def replay_config(
     ep_size: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    attention: str | None = None,
+    kernels: str | None = None,
+    attention_backend: str | None = None,
 ) -> EngineConfig:
     """The recorded settings with those given here; None: as recorded.
 
@@ -48,7 +49,14 @@ def replay_config(
         raise JournalError(f"this journal is of protocol version {started.version}, which this build does not know")
     known = {field.name for field in dataclasses.fields(EngineConfig)} - set(_SURROUNDINGS)
     recorded = {name: value for name, value in started.config.items() if name in known}
-    given = {"model": model, "ep_size": ep_size, "device": device, "dtype": dtype, "attention": attention}
+    given = {
+        "model": model,
+        "ep_size": ep_size,
+        "device": device,
+        "dtype": dtype,
+        "kernels": kernels,
+        "attention_backend": attention_backend,
+    }
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     version = {"ep_protocol": _VERSIONS[started.version].label}
     if model is not None:

@@ -119,7 +119,18 @@ SERVICE_NAMES = (
     "progress_timeout_s",
 )
 TEXTS = (
-    *("model", "revision", "name", "dtype", "device", "attention", "ep_protocol", "kv_cache_memory", "address"),
+    *(
+        "model",
+        "revision",
+        "name",
+        "dtype",
+        "device",
+        "kernels",
+        "attention_backend",
+        "ep_protocol",
+        "kv_cache_memory",
+        "address",
+    ),
     *("placement", "log_level", "host", "api_key", "api_key_file", "admin_key", "admin_key_file", "open_path"),
     *("cors_origin", *MODEL_NAMES),
 )

@@ -72,7 +72,7 @@ def test_the_cache_takes_what_a_loaded_model_allocates(tiny: TINY, variant: str)
         found = look(tiny(variant), ep_size=world, dtype="float32", block_size=4)
         for model in group.models:
             assert model._cache is not None
-            assert tensor_bytes(model._cache.layers_P2ND) == 11 * found.block_bytes  # and the null block
+            assert tensor_bytes(model._cache.layers) == 11 * found.block_bytes  # and the null block
         assert found.cache_bytes_per_token * 4 == found.block_bytes
 
 

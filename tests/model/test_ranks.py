@@ -69,9 +69,9 @@ def test_another_checkpoint_is_a_difference(tiny: TINY) -> None:
 
 
 def test_a_difference_names_the_nodes_where_they_are_known(tiny: TINY) -> None:
-    mine = introduce(open_rank(config(tiny("qwen3"), ep_size=2, block_size=8), 0, "10.0.0.1"))
+    mine = introduce(open_rank(config(tiny("qwen3"), ep_size=2, block_size=32), 0, "10.0.0.1"))
     other = introduce(open_rank(config(tiny("qwen3"), ep_size=2), 1, "10.0.0.2"))
-    assert differences(mine, other) == ["block_size: rank 0 on 10.0.0.1 has '8', rank 1 on 10.0.0.2 has '16'"]
+    assert differences(mine, other) == ["block_size: rank 0 on 10.0.0.1 has '32', rank 1 on 10.0.0.2 has '16'"]
 
 
 def test_a_given_cache_size_is_kept_to_the_block(tiny: TINY) -> None:
@@ -90,7 +90,7 @@ def test_no_more_blocks_are_taken_than_all_slots_can_fill(tiny: TINY) -> None:
 def test_a_default_cache_keeps_to_what_the_process_own_control_group_leaves(
     tiny: TINY, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = open_rank(config(tiny("qwen3"), dtype="float32", ep_size=2), 0)
+    setup = open_rank(config(tiny("qwen3"), dtype="float32", ep_size=2, kernels="torch"), 0)
     shard = shard_bytes(setup.checkpoint, setup.decoder, 0, 2, torch.float32)
     block_bytes = kv_block_bytes(setup.decoder, 16, torch.float32)
     left = 2 * shard + 2 * 2 * 5 * block_bytes  # two ranks take half of the rest, five blocks each

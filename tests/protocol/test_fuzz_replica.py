@@ -105,7 +105,7 @@ class Side:
         assert cache is not None
         live = sorted(self.replica.slots._live.items())
         places = [place for _, seq in live for place in cache.places(seq.block_table, 0, seq.length)]
-        return [cache.gather(layer, torch.tensor(places, dtype=torch.long)) for layer in range(len(cache.layers_P2ND))]
+        return [cache.gather(layer, torch.tensor(places, dtype=torch.long)) for layer in range(len(cache.layers))]
 
 
 def _no_report(replica: Replica, frame: CommandFrame, progress: object) -> None:

@@ -29,9 +29,9 @@ def test_what_was_recorded_is_kept_but_for_its_surroundings() -> None:
 
 
 def test_what_is_given_wins() -> None:
-    config = replay_config(started(), model="/b", ep_size=1, device="cpu", dtype="float32", attention="sdpa")
+    config = replay_config(started(), model="/b", ep_size=1, device="cpu", dtype="float32", attention_backend="sdpa")
     assert (config.model, config.revision, config.ep_size) == ("/b", None, 1)
-    assert (config.device, config.dtype, config.attention) == ("cpu", "float32", "sdpa")
+    assert (config.device, config.dtype, config.attention_backend) == ("cpu", "float32", "sdpa")
 
 
 def test_settings_of_another_build_are_passed_over() -> None:

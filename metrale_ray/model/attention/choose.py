@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Which attention a rank uses: a flash kernel where machine, model and an installed package allow one, else SDPA.
+"""Which attention a rank uses: the native one beside native kernels, a flash kernel where GPU, model and an installed
+package allow one, else SDPA.
 
-Rules. `auto` takes flash where it can be had and SDPA elsewhere; `sdpa` never looks further; `flash` is refused, with
-all reasons, where it cannot be had. The choice follows from its arguments and from what is installed; a process makes
-it once and logs it once. Ranks tell it in the handshake, as different kernels give different bits.
+Rules. `auto` takes the first of these that can be had; `sdpa` never looks further; `native` and `flash` are refused,
+with all reasons, where they cannot be had. The choice follows from its arguments and from what is installed; a process
+makes it once and logs it once. Ranks tell it in the handshake, as different kernels give different bits.
 
 A package that is there but does not import (its binary was built for another torch) is a reason like any other.
 """
@@ -26,8 +27,12 @@ from metrale_ray.errors import ConfigError
 from metrale_ray.model.attention.attention import Attention
 from metrale_ray.model.attention.flash import FlashAttention
 from metrale_ray.model.attention.flash_adapter import GENERATION, Adapter, FlashKernel, adapter_for
+from metrale_ray.model.attention.native import NativeAttention
+from metrale_ray.model.attention.packed_cache import PackedKvCache
 from metrale_ray.model.attention.sdpa import SdpaAttention
+from metrale_ray.model.kernels.choose import Kind
 from metrale_ray.model.kv_cache import KvCache
+from metrale_ray.native.library import BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +47,15 @@ OLDEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """`name` is what ranks compare and the log says; `build` makes the attention over a rank's cache."""
+    """`name` is what ranks compare and the log says; `build` makes the attention over a cache of the class `cache`."""
 
     name: str
     build: Callable[[KvCache], Attention[Any]]
+    cache: type[KvCache] = KvCache
 
 
 SDPA = AttentionChoice("sdpa", SdpaAttention)
+NATIVE = AttentionChoice("native", NativeAttention, PackedKvCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +75,46 @@ PACKAGES = (
 
 @cache
 def choose_attention(
-    setting: str, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int
+    setting: str, device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int, kernels: Kind = "torch"
 ) -> AttentionChoice:
-    """The attention for `setting`: auto, sdpa or flash. Raises ConfigError for flash where it cannot be had."""
+    """The attention for `setting`: auto, native, sdpa or flash. Raises ConfigError for one that cannot be had.
+
+    `kernels` is the kind of the rank's other kernels.
+    """
     kernel, reasons = None, ["the setting is sdpa"]
-    if setting != "sdpa":
+    if setting in ("auto", "native"):
+        hindrances = native_limits(block_size, kernels)
+        if not hindrances:
+            log.info("attention: native")
+            return NATIVE
+        _refuse(setting, "native", hindrances)
+    if setting in ("auto", "flash"):
         kernel, reasons = _flash(device, dtype, block_size, head_dim)
-    if kernel is None and setting == "flash":
-        raise ConfigError(
-            f"attention is 'flash', which cannot be had here: {'; '.join(reasons)}. Change that, or set attention to "
-            "auto or sdpa."
-        )
+    if kernel is None:
+        _refuse(setting, "flash", reasons)
     if kernel is None:
         log.info("attention: %s (no flash: %s)", SDPA.name, "; ".join(reasons))
         return SDPA
     log.info("attention: %s", kernel.name)
     return AttentionChoice(kernel.name, lambda cache: FlashAttention(cache, kernel))
+
+
+def _refuse(setting: str, name: str, reasons: list[str]) -> None:
+    if setting == name:
+        raise ConfigError(
+            f"attention_backend is '{name}', which cannot be had here: {'; '.join(reasons)}. Change that, or set "
+            "attention_backend to auto or sdpa."
+        )
+
+
+def native_limits(block_size: int, kernels: Kind) -> list[str]:
+    """What keeps native attention from this model; empty when nothing does."""
+    found = []
+    if kernels != "native":
+        found.append("this rank does not use native kernels")
+    if block_size % BLOCK:
+        found.append(f"it needs a block_size that is a multiple of {BLOCK}, and block_size is {block_size}")
+    return found
 
 
 def _flash(

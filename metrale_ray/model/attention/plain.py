@@ -30,7 +30,7 @@ def plain_attention(
         for position in range(span.start, span.end):
             first = 0 if window is None else max(0, position - window + 1)
             places = [_place(seq, seen, cache.block_size) for seen in range(first, position + 1)]
-            out_TND[row] = _one_row(q_TND[row].float(), cache.layers_P2ND[layer][places].float())
+            out_TND[row] = _one_row(q_TND[row].float(), cache.gather(layer, torch.tensor(places)).float())
             row += 1
     return out_TND
 

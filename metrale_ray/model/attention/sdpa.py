@@ -8,13 +8,19 @@ G = N/M, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.nn import functional
 
-from metrale_ray.model.attention.attention import Attention
-from metrale_ray.model.attention.plan import AttentionPlan, DecodeGroup, PrefillSpan, plan_attention
+from metrale_ray.model.attention.attention import Attention, split_heads
+from metrale_ray.model.attention.plan import (
+    AttentionPlan,
+    DecodeGroup,
+    PrefillSpan,
+    attention_order,
+    plan_attention,
+)
 from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.model.kv_cache import KvCache
 from metrale_ray.protocol.commands import Span
@@ -26,19 +32,22 @@ class SdpaAttention(Attention[AttentionPlan]):
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
 
+    def order(self, spans: Sequence[Span], windows: Collection[int | None]) -> list[int]:
+        """Single tokens by group, then longer spans. What the widest window groups, narrower ones group too."""
+        return attention_order(spans, None if None in windows else max(window for window in windows if window))
+
     def plan(self, spans: Sequence[Span], seqs: Sequence[SequenceState], window: int | None) -> AttentionPlan:
         """Groups of single tokens and longer spans, with the places that each attends to."""
-        layer_P2MD = self._cache.layers_P2ND[0]
+        layer_P2MD = self._cache.layers[0]
         return plan_attention(spans, seqs, self._cache, window, layer_P2MD.dtype, layer_P2MD.device)
 
-    def __call__(
-        self, layer: int, q_TND: torch.Tensor, k_TMD: torch.Tensor, v_TMD: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, qkv_TXD: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """The attention output [T, N, D] of one layer."""
+        q_TND, k_TMD, v_TMD = split_heads(qkv_TXD, self._cache.num_kv_heads)
         self._cache.write(layer, plan.places, k_TMD, v_TMD)
         parts = [self._decode(layer, q_TND[group.rows], group) for group in plan.groups]
         parts += [self._prefill(layer, q_TND[span.rows], span) for span in plan.spans]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
     def _decode(self, layer: int, q_BND: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
         kv_BL2MD = self._cache.gather(layer, group.places)

@@ -3,7 +3,7 @@
 
 Every rank runs the same method for a command, so the collectives line up. A method returns the logits asked for by
 each span's `logits` (none, last or all rows), one after another in span order, as fp32 [rows, vocab] on rank 0, and
-None on other ranks, as no collective follows the last layer. A method changes no length and no block table: KV rows
+None on other ranks, as no collective follows the last layer. They are valid until the next step. A method changes no length and no block table: KV rows
 past the settled length are scratch until the command is settled.
 """
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from metrale_ray.model.kernels.kernels import LocalExperts
 from metrale_ray.model.layers.activation import Activation
 from metrale_ray.model.layers.linear import Product
 
@@ -35,7 +36,7 @@ def plain_experts(
     return out_TH
 
 
-class LocalExperts:
+class TorchExperts(LocalExperts):
     """This rank's experts of one layer, as one product per expert that has tokens."""
 
     def __init__(
@@ -55,13 +56,14 @@ class LocalExperts:
         self._activation = activation
         self._product = product
 
-    def add_to(
+    def write(
         self, out_TH: torch.Tensor, x_TH: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> None:
-        """Write this rank's share of every token into the zeroed `out_TH`."""
+        """See LocalExperts."""
         num_choices = chosen_TK.shape[1]
         pairs_S, counts = self._local_pairs(chosen_TK.reshape(-1))
         if not counts:
+            out_TH.zero_()
             return
         y_SH = self._compute(x_TH.index_select(0, pairs_S // num_choices), counts).float()
         y_SH.mul_(weights_TK.reshape(-1).index_select(0, pairs_S)[:, None])

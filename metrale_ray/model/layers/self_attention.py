@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """One layer's attention: projections, norms of queries and keys, rotation, the attention itself, output projection.
 
-Shapes: T rows, H hidden, N query heads, M kv heads, D head_dim; q, k and v are one matrix [(N + 2·M)·D, H].
+Shapes: T rows, H hidden, N query heads, M kv heads, X = N + 2·M, D head_dim; q, k and v are one matrix [X·D, H].
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import torch
 
 from metrale_ray.model.attention.attention import Attention
 from metrale_ray.model.decoder_config import DecoderConfig
-from metrale_ray.model.layers.linear import Product
-from metrale_ray.model.layers.norm import rms_norm
-from metrale_ray.model.layers.rotary import rotate
+from metrale_ray.model.kernels.kernels import Kernels
 from metrale_ray.model.step import Step
 
 
@@ -27,34 +25,26 @@ class SelfAttention:
         config: DecoderConfig,
         weights: dict[str, torch.Tensor],
         attention: Attention[Any],
-        product: Product,
+        kernels: Kernels,
     ) -> None:
+        num_rotated = config.num_heads + config.num_kv_heads
+        num_all = num_rotated + config.num_kv_heads
+        hidden, head_dim = config.hidden_size, config.head_dim
         self._layer = layer
         self._window = config.windows[layer]
-        self._num_heads = config.num_heads
-        self._num_rotated = config.num_heads + config.num_kv_heads
-        self._head_dim = config.head_dim
-        self._eps = config.rms_norm_eps
-        self._qkv = weights["qkv"]
-        self._qkv_bias = weights.get("qkv_bias")
-        self._output = weights["output"]
-        self._output_bias = weights.get("output_bias")
-        self._norm_RD = weights.get("head_norms")
+        self._shape = num_all, head_dim
+        self._qkv = kernels.linear(weights["qkv"], (num_all * head_dim, hidden), weights.get("qkv_bias"))
+        self._turn = kernels.rotation(weights.get("head_norms"), config.rms_norm_eps, num_rotated, head_dim)
         self._attention = attention
-        self._product = product
+        output_shape = hidden, config.num_heads * head_dim
+        self._output = kernels.linear(weights["output"], output_shape, weights.get("output_bias"))
 
-    def __call__(self, x_TH: torch.Tensor, step: Step) -> torch.Tensor:
-        """The attention's output [T, H], without the residual."""
+    def __call__(self, x_TH: torch.Tensor, step: Step, add_to: torch.Tensor) -> torch.Tensor:
+        """Add the attention's output [T, H] to `add_to` in place, and give that back."""
         num_rows = x_TH.shape[0]
-        qkv = self._product(x_TH, self._qkv, self._qkv_bias).view(num_rows, -1, self._head_dim)
-        rotated = qkv[:, : self._num_rotated]
-        if self._norm_RD is not None:
-            rotated = rms_norm(rotated, self._norm_RD, self._eps)
-        rotated = rotate(rotated, step.cos, step.sin)
-        q_TND, k_TMD = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        plan = step.attention[self._window]
-        out_TND = self._attention(self._layer, q_TND, k_TMD, qkv[:, self._num_rotated :], plan)
-        return self._product(out_TND.reshape(num_rows, -1), self._output, self._output_bias)
+        qkv_TXD = self._turn(self._qkv(x_TH).view(num_rows, *self._shape), step.cos, step.sin)
+        out_TND = self._attention(self._layer, qkv_TXD, step.attention[self._window])
+        return self._output(out_TND.view(num_rows, -1), add_to)
 
 
 def join_head_norms(config: DecoderConfig, weights: dict[str, torch.Tensor]) -> None:

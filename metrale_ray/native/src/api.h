@@ -43,15 +43,15 @@ struct Rows {
 // One layer's keys and values: [places, 2, kv heads, head_dim], a token's place being block · block_size + offset.
 struct Cache {
     void* items;
-    int32_t kv_heads, head_dim, block_size, format;
+    int32_t kv_heads, head_dim, block_size, num_blocks, format;
 };
 
 // A step's spans: span i has rows first_row[i] .. first_row[i + 1] - 1, its first token at position start[i], and its
-// block table at blocks[first_block[i]].
+// block table at blocks[first_block[i]]. `num_blocks` counts all entries of the tables.
 struct Spans {
     const int32_t* first_row;
     const int32_t* start;
     const int32_t* first_block;
     const int32_t* blocks;
-    int32_t count;
+    int32_t count, num_blocks;
 };

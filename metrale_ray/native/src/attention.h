@@ -77,9 +77,13 @@ template <class F> void store_kv_of(const Cache& cache, const Spans& spans, cons
     });
 }
 
-inline void store_kv(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t threads) {
+// 0, or 1 when a table names a block that the cache has not: then nothing is written.
+inline int32_t store_kv(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t threads) {
+    for (int i = 0; i < spans->num_blocks; i++)
+        if (uint32_t(spans->blocks[i]) >= uint32_t(cache->num_blocks)) return 1;
     if (cache->format == BF16) store_kv_of<Bf16>(*cache, *spans, *qkv, heads, threads);
     else store_kv_of<Fp32>(*cache, *spans, *qkv, heads, threads);
+    return 0;
 }
 
 // sums[M][NV] += weights [M][positions from..to) times one 16-wide block of values.

@@ -113,8 +113,8 @@ MR_API void mr_route(const Rows* scores, int32_t experts, int32_t per_token, int
     chosen->kernels->route(scores, experts, per_token, normalize, round, numbers, weights, threads);
 }
 
-MR_API void mr_store_kv(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t threads) {
-    chosen->kernels->store_kv(cache, spans, qkv, heads, threads);
+MR_API int32_t mr_store_kv(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t threads) {
+    return chosen->kernels->store_kv(cache, spans, qkv, heads, threads);
 }
 
 MR_API void mr_attend(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t window, float scale,

@@ -17,7 +17,7 @@ struct Kernels {
                    const void* sin, int32_t threads);
     void (*route)(const Rows* scores, int32_t experts, int32_t per_token, int32_t normalize, int32_t round, int32_t* chosen,
                   float* weights, int32_t threads);
-    void (*store_kv)(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t threads);
+    int32_t (*store_kv)(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t threads);
     void (*attend)(const Cache* cache, const Spans* spans, const Rows* qkv, int32_t heads, int32_t window, float scale,
                    const Rows* out, int32_t threads);
     void (*add_up)(const void* const* in, int32_t ranks, int64_t items, int32_t format, void* out);

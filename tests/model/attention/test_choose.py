@@ -148,7 +148,7 @@ def test_what_a_package_cannot_do_is_its_reason() -> None:
 def test_ranks_tell_their_attention_and_a_difference_is_named(
     tiny: Callable[[str], Path], gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(model=str(tiny("qwen3")), ep_size=2, device="cpu").resolved({})
+    config = EngineConfig(model=str(tiny("qwen3")), ep_size=2, device="cpu", kernels="torch").resolved({})
     mine = introduce(open_rank(config, 0))
     assert mine.must_equal["attention"] == "sdpa"
     other = introduce(open_rank(config, 1))
@@ -157,8 +157,8 @@ def test_ranks_tell_their_attention_and_a_difference_is_named(
 
 
 def test_a_rank_that_cannot_have_what_the_setting_asks_for_does_not_start(tiny: Callable[[str], Path]) -> None:
-    config = EngineConfig(model=str(tiny("qwen3")), device="cpu", attention="flash").resolved({})
-    with pytest.raises(ConfigError, match="attention is 'flash', which cannot be had here: the device is cpu"):
+    config = EngineConfig(model=str(tiny("qwen3")), device="cpu", attention_backend="flash").resolved({})
+    with pytest.raises(ConfigError, match="attention_backend is 'flash', which cannot be had here: the device is cpu"):
         introduce(open_rank(config, 0))
-    with pytest.raises(ConfigError, match="attention is 'fast'; allowed are auto, sdpa, flash"):
-        EngineConfig(model="m", attention="fast")
+    with pytest.raises(ConfigError, match="attention_backend is 'fast'; allowed are auto, native, sdpa, flash"):
+        EngineConfig(model="m", attention_backend="fast")

@@ -52,10 +52,9 @@ def both(
     spans, seqs = [spans[number] for number in order], [seqs[number] for number in order]
     num_rows = sum(len(span.token_ids) for span in spans)
     qkv = torch.randn(num_rows, HEADS + 2 * KV_HEADS, HEAD_DIM).to(device, dtype)  # views with gaps, as in the model
-    q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
     outputs = []
     for attention in (build(cache), SdpaAttention(cache)):
-        outputs.append(attention(1, q, k, v, attention.plan(spans, seqs, window)))
+        outputs.append(attention(1, qkv, attention.plan(spans, seqs, window)))
     return outputs[0], outputs[1]
 
 
@@ -86,7 +85,7 @@ def test_a_plan_holds_what_the_kernels_read_and_pads_the_table_to_whole_tiles() 
 def test_blocks_are_views_of_the_cache_in_which_a_token_lies_at_its_place() -> None:
     _, _, cache = random_step([(5, 1)], 0, BLOCK_SIZE)
     keys, values = cache.blocks(1)
-    layer = cache.layers_P2ND[1]
+    layer = cache.layers[1]
     assert keys.shape == (cache.num_blocks + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     assert (
         keys.untyped_storage().data_ptr() == values.untyped_storage().data_ptr() == layer.untyped_storage().data_ptr()

@@ -31,13 +31,15 @@ def random_step(
     block_size: int = BLOCK_SIZE,
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
+    kind: type[KvCache] = KvCache,
 ) -> tuple[list[Span], list[SequenceState], KvCache]:
     """Spans of (start, length) with their sequences, over a cache of random rows."""
     chance = random.Random(seed)
-    cache = KvCache(read(QWEN3), NUM_BLOCKS, block_size, device, dtype)
+    cache = kind(read(QWEN3), NUM_BLOCKS, block_size, device, dtype)
     generator = torch.Generator().manual_seed(seed)
-    for layer in cache.layers_P2ND:
-        layer[: cache.null_place] = torch.randn(layer[: cache.null_place].shape, generator=generator).to(layer)
+    for layer in cache.layers:
+        used = layer.view(NUM_BLOCKS + 1, -1)[:NUM_BLOCKS]
+        used.copy_(torch.randn(used.shape, generator=generator))
     blocks = [BlockId(block) for block in range(NUM_BLOCKS)]
     chance.shuffle(blocks)
     spans, seqs = [], []
@@ -45,9 +47,8 @@ def random_step(
         table = [blocks.pop() for _ in range(-(-(start + length) // block_size))]
         spans.append(Span(Slot(slot), start, (0,) * length))
         seqs.append(SequenceState(Slot(slot), start, table))
-    for layer in cache.layers_P2ND:  # whatever no sequence owns is NaN
-        for block in blocks:
-            layer[block * block_size : (block + 1) * block_size] = float("nan")
+    for layer in cache.layers:  # whatever no sequence owns is NaN
+        layer.view(NUM_BLOCKS + 1, -1)[blocks] = float("nan")
     return spans, seqs, cache
 
 
@@ -57,10 +58,10 @@ def test_every_mix_of_rows_equals_the_plain_form(shape: list[tuple[int, int]], w
     order = attention_order(spans, window)
     spans, seqs = [spans[number] for number in order], [seqs[number] for number in order]
     num_rows = sum(len(span.token_ids) for span in spans)
-    q, k, v = (torch.randn(num_rows, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    qkv = torch.randn(num_rows, HEADS + 2 * KV_HEADS, HEAD_DIM)
     planned = plan_attention(spans, seqs, cache, window, torch.float32, CPU)
-    got = SdpaAttention(cache)(1, q, k, v, planned)
-    assert torch.allclose(got, plain_attention(1, q, cache, spans, seqs, window), atol=1e-5)
+    got = SdpaAttention(cache)(1, qkv, planned)
+    assert torch.allclose(got, plain_attention(1, qkv[:, :HEADS], cache, spans, seqs, window), atol=1e-5)
 
 
 def test_rows_of_very_different_lengths_are_not_padded_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +73,9 @@ def test_rows_of_very_different_lengths_are_not_padded_to_the_longest(monkeypatc
     assert [tuple(group.places.shape) for group in planned.groups] == [(2, 6), (1, 21), (1, 71)]
     assert [group.mask is not None for group in planned.groups] == [True, False, False]
     assert [span.rows for span in planned.spans] == [slice(4, 7)]
-    q, k, v = (torch.randn(7, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    got = SdpaAttention(cache)(0, q, k, v, planned)
-    assert torch.allclose(got, plain_attention(0, q, cache, spans, seqs, None), atol=1e-5)
+    qkv = torch.randn(7, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    got = SdpaAttention(cache)(0, qkv, planned)
+    assert torch.allclose(got, plain_attention(0, qkv[:, :HEADS], cache, spans, seqs, None), atol=1e-5)
 
 
 def test_only_places_inside_the_window_are_gathered() -> None:
