@@ -19,8 +19,10 @@ from typing import Any, Protocol, TypeVar
 from metrale_ray.clock import Clock, Condition
 from metrale_ray.config import EngineConfig
 from metrale_ray.incidents import keep_incident, open_journal_of
-from metrale_ray.model.collectives import Collectives, OneRank, TorchDistributed, host_store
+from metrale_ray.model.collectives import Collectives, OneRank
 from metrale_ray.model.ranks import RankSetup
+from metrale_ray.model.rendezvous import join_ranks
+from metrale_ray.model.torch_distributed import host_store
 from metrale_ray.protocol.front import FrontRouter, IsAllowed, Router
 from metrale_ray.protocol.journal.journal import Journal
 from metrale_ray.protocol.journal.records import Record
@@ -115,7 +117,7 @@ class HostSurroundings:
         sizes = (config.max_num_batched_tokens, setup.decoder.hidden_size, setup.dtype)
         if config.ep_size == 1:
             return OneRank(0, 1, *sizes, str(setup.device))
-        return TorchDistributed(
+        return join_ranks(
             0,
             config.ep_size,
             *sizes,

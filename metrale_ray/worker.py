@@ -17,10 +17,12 @@ from metrale_ray.config import EngineConfig
 from metrale_ray.errors import EpCommandFailed, LinkLost
 from metrale_ray.incidents import keep_incident
 from metrale_ray.last_commands import RememberingPort, started_record
-from metrale_ray.model.collectives import Collectives, TorchDistributed, join_store
+from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.device import use_threads
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
+from metrale_ray.model.rendezvous import join_ranks
+from metrale_ray.model.torch_distributed import join_store
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.protocol.commands import CommandFrame, Hello, Progress, Rank, Welcome
 from metrale_ray.protocol.journal.records import Record
@@ -122,7 +124,7 @@ class Worker:
 
     def _join_group(self, setup: RankSetup, link: WorkerLink, head: HeadAddress) -> Collectives:
         config = self._config
-        return TorchDistributed(
+        return join_ranks(
             self.rank,
             config.ep_size,
             config.max_num_batched_tokens,

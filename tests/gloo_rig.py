@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from metrale_ray.model.collectives import TorchDistributed, host_store, join_store
+from metrale_ray.model.torch_distributed import TorchDistributed, host_store, join_store
 
 HOST = "127.0.0.1"
 RESULT_TIMEOUT_S = 90.0

@@ -8,7 +8,8 @@ leaves the step with `PeerFailed`. The buffer is made at start for the largest s
 still be reported. No wait is unbounded: each ends with LinkLost at the deadline, or as soon as `check_peers` says
 that a peer has gone.
 
-Three implementations: one rank, ranks as threads of one process under a baton, and torch.distributed.
+Here: one rank, and ranks as threads of one process under a baton, whose sum is what the others are compared with. For
+ranks in processes: `shared_memory` on one host and over hosts, `torch_distributed` anywhere; `rendezvous` chooses.
 
 Shapes: T tokens of the step, H hidden size.
 """
@@ -16,32 +17,30 @@ Shapes: T tokens of the step, H hidden size.
 from __future__ import annotations
 
 import ctypes
-import logging
-import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from metrale_ray.baton import Baton
 from metrale_ray.clock import Clock
 from metrale_ray.config import Phase
 from metrale_ray.errors import LinkLost, PeerFailed
 
-log = logging.getLogger(__name__)
-
 # How long one wait lasts before the peers are looked at again. A stopped peer is noticed by the link after seconds.
 WAIT_SLICE_S = 0.5
 # How long after a broken reduction the links are asked which peer has gone.
 NAME_PEER_S = 2.0
+# A number that is positive exactly when the float in its place is.
+_SIGNED: dict[int, Any] = {2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
 
 
 class Collectives(ABC):
     """One rank's end of the group. Not thread-safe: the rank's one engine thread calls it."""
+
+    way = "one process"  # by which sums go, for people
 
     def __init__(self, rank: int, world: int, max_tokens: int, hidden_size: int, dtype: torch.dtype, device: str):
         self.rank = rank
@@ -54,12 +53,13 @@ class Collectives(ABC):
         self.at_phase: Callable[[Phase, int], None] = _nothing  # called around each reduction, with its number
         self._layer = 0
         self._buffer = torch.zeros(max_tokens * hidden_size + 1, dtype=dtype, device=device)
-        self._num_tokens = 0
         self._remaining = 0
+        self._take(0)
 
     def begin(self, num_tokens: int, num_reductions: int) -> None:
         """Start a step of `num_tokens` rows and `num_reductions` reductions. Both follow from the command alone."""
-        self._num_tokens = num_tokens
+        if num_tokens != self._num_tokens:
+            self._take(num_tokens)
         self._remaining = num_reductions
         self._layer = 0
         self.waited_s = 0.0
@@ -67,36 +67,33 @@ class Collectives(ABC):
     def payload(self) -> torch.Tensor:
         """The zeroed [T, H] part of the buffer: add this rank's share into it, then call `all_reduce`."""
         self.at_phase("before", self._layer)
-        flat = self._flat()
-        flat.zero_()
-        return flat[:-1].view(self._num_tokens, self.hidden_size)
+        self._flat.zero_()
+        return self._rows
 
     def all_reduce(self) -> torch.Tensor:
         """Sum the payload over the ranks in place and return it, valid until the next `payload`.
 
         Raises PeerFailed when any rank raised the flag, LinkLost when a peer does not come.
         """
-        flat = self._flat()
-        flat[-1] = 0.0
+        self._lower_flag()
         self.at_phase("inside", self._layer)
-        self._timed_sum(flat)
+        self._timed_sum(self._flat)
         self._remaining -= 1
-        if float(flat[-1]) > 0:
+        if self._is_flag_up():
             self._remaining = 0
             raise PeerFailed("another rank failed in this step")
         self.at_phase("after", self._layer)
         self._layer += 1
-        return flat[:-1].view(self._num_tokens, self.hidden_size)
+        return self._rows
 
     def report_failure(self) -> None:
         """Tell the others in the next reduction of this step, if there is one. Raises LinkLost."""
         if self._remaining == 0:
             return
-        flat = self._flat()
-        flat.zero_()
-        flat[-1] = 1.0
+        self._flat.zero_()
+        self._flat[-1] = 1.0
         self._remaining = 0
-        self._timed_sum(flat)
+        self._timed_sum(self._flat)
 
     def _timed_sum(self, flat: torch.Tensor) -> None:
         started = self.clock()
@@ -105,10 +102,27 @@ class Collectives(ABC):
         self.waited_s += took_s
         self.sums_s += took_s
         self.num_sums += 1
-        self.num_bytes += flat.nbytes
+        self.num_bytes += self._flat_bytes
 
-    def _flat(self) -> torch.Tensor:
-        return self._buffer[: self._num_tokens * self.hidden_size + 1]
+    def _take(self, num_tokens: int) -> None:
+        """Keep the buffer's views for so many tokens: making them costs more than a small sum."""
+        self._num_tokens = num_tokens
+        self._flat = self._buffer[: num_tokens * self.hidden_size + 1]
+        self._rows = self._flat[:-1].view(num_tokens, self.hidden_size)
+        self._flat_bytes = self._flat.nbytes
+        self._flag: Any = None  # the flag's place in this process's memory, where it is there
+        if self._buffer.device.type == "cpu":
+            size = self._buffer.itemsize
+            self._flag = _SIGNED[size].from_address(self._flat.data_ptr() + self._flat_bytes - size)
+
+    def _lower_flag(self) -> None:
+        if self._flag is None:
+            self._flat[-1] = 0.0
+        else:
+            self._flag.value = 0
+
+    def _is_flag_up(self) -> bool:
+        return float(self._flat[-1]) > 0 if self._flag is None else self._flag.value > 0
 
     @abstractmethod
     def _sum(self, flat: torch.Tensor) -> None:
@@ -121,6 +135,23 @@ class Collectives(ABC):
 
 def _nothing(phase: Phase, layer: int) -> None:
     """Nobody watches."""
+
+
+def name_lost_peer(check_peers: Callable[[], None]) -> None:
+    """A broken reduction may not know why its peer has gone; the links do, a moment later. Raises their LinkLost."""
+    deadline = time.monotonic() + NAME_PEER_S
+    while time.monotonic() < deadline:
+        check_peers()
+        time.sleep(0.02)
+
+
+def sum_in_rank_order(payloads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The plain sum: rank after rank, in fp32 at least, rounded once to the payloads' dtype."""
+    dtype = payloads[0].dtype
+    total = payloads[0].to(torch.promote_types(dtype, torch.float32), copy=True)
+    for payload in payloads[1:]:
+        total += payload
+    return total.to(dtype)
 
 
 class OneRank(Collectives):
@@ -150,9 +181,7 @@ class InProcessGroup:
             return
         if len({p.shape for p in self.payloads.values()}) != 1:
             raise AssertionError(f"ranks entered unlike reductions: {[p.shape for p in self.payloads.values()]}")
-        total = self.payloads[0].clone()
-        for other in range(1, self.world):
-            total += self.payloads[other]
+        total = sum_in_rank_order([self.payloads[rank] for rank in range(self.world)])
         self.payloads = {}
         self.results = dict.fromkeys(range(self.world), total)
 
@@ -191,130 +220,3 @@ class InProcess(Collectives):
 
     def close(self) -> None:
         self._group.gone.setdefault(self.rank, "left the group")
-
-
-class TorchDistributed(Collectives):
-    """gloo on CPU, NCCL on GPU. The head makes the store; `check_peers` raises LinkLost when a peer has gone."""
-
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        max_tokens: int,
-        hidden_size: int,
-        dtype: torch.dtype,
-        device: str,
-        *,
-        store: Any,
-        host: str,
-        timeout_s: float,
-        check_peers: Callable[[], None],
-    ) -> None:
-        super().__init__(rank, world, max_tokens, hidden_size, dtype, device)
-        self._timeout_s = timeout_s
-        self._check_peers = check_peers
-        self._is_broken = False  # a reduction was given up
-        self._group: Any = _make_group(store, rank, world, device, host, timeout_s)
-
-    def _sum(self, flat: torch.Tensor) -> None:
-        if self._group is None:
-            raise LinkLost("the group of ranks was closed", rank=self.rank)
-        self._is_broken = True
-        try:
-            work = self._group.allreduce([flat])
-            self._wait(work)
-            self._is_broken = False
-        except RuntimeError as error:  # torch reports a closed connection and its own timeout this way
-            self._name_lost_peer()
-            raise LinkLost(f"a reduction between the ranks failed: {error}") from error
-
-    def _name_lost_peer(self) -> None:
-        """A broken reduction names no rank; the links do, a moment later."""
-        deadline = time.monotonic() + NAME_PEER_S
-        while time.monotonic() < deadline:
-            self._check_peers()
-            time.sleep(0.02)
-
-    def _wait(self, work: Any) -> None:
-        waited_s = 0.0
-        while not _wait_slice(work):
-            waited_s += WAIT_SLICE_S
-            self._check_peers()
-            if waited_s >= self._timeout_s:
-                raise LinkLost(f"a reduction between the ranks did not complete within {self._timeout_s:g} s")
-
-    def close(self) -> None:
-        """Leave the group. One that still waits for a peer is kept for good.
-
-        Destroying it would wait for gloo's own timeout, holding the interpreter's lock, so the whole process would
-        stand still. It happens once per lost peer, and the process usually ends next.
-        """
-        group, self._group = self._group, None
-        if group is not None and self._is_broken:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
-def _wait_slice(work: Any) -> bool:
-    """Whether the work is done after one slice. Raises RuntimeError when it failed for good."""
-    try:
-        work.wait(timedelta(seconds=WAIT_SLICE_S))
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # done just after the slice's end: this raises if it failed, and else returns at once
-    return True
-
-
-def _tcp_store(*args: Any, **options: Any) -> Any:
-    return dist.TCPStore(*args, **options)  # type: ignore[attr-defined]  # torch does not export it to type checkers
-
-
-def host_store(host: str, timeout_s: float) -> tuple[Any, int]:
-    """The rendezvous store of one group, listening on `host` alone, and its port. The head keeps it."""
-    listener = socket.create_server((host, 0))
-    port = int(listener.getsockname()[1])
-    store = _tcp_store(
-        host,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-        use_libuv=True,  # the only server that takes a socket that is bound already
-    )
-    return store, port
-
-
-def join_store(host: str, port: int, timeout_s: float) -> Any:
-    """A worker's way to the head's store. Raises LinkLost where it cannot be reached."""
-    limit = timedelta(seconds=timeout_s)
-    try:
-        return _tcp_store(host, port, is_master=False, timeout=limit, wait_for_workers=False, use_libuv=True)
-    except RuntimeError as error:
-        raise LinkLost(f"the ranks' meeting point at {host}:{port} cannot be reached: {_first_line(error)}") from error
-
-
-def _make_group(store: Any, rank: int, world: int, device: str, host: str, timeout_s: float) -> Any:
-    try:
-        return _join_group(store, rank, world, device, host, timeout_s)
-    except RuntimeError as error:  # torch's for a peer that does not come, or cannot be reached
-        raise LinkLost(
-            f"rank {rank} at {host} could not join the other ranks within {timeout_s:g} s; every node must be able to "
-            f"open TCP connections to every other one: {_first_line(error)}"
-        ) from error
-
-
-def _join_group(store: Any, rank: int, world: int, device: str, host: str, timeout_s: float) -> Any:
-    if device.startswith("cuda"):
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        return dist.ProcessGroupNCCL(store, rank, world, options)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the only way to name the address
-    options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._threads = 1  # one reduction is in flight at a time
-    return dist.ProcessGroupGloo(store, rank, world, options)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

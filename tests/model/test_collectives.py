@@ -19,11 +19,8 @@ from metrale_ray.model.collectives import (
     InProcess,
     InProcessGroup,
     OneRank,
-    TorchDistributed,
-    _wait_slice,
-    host_store,
-    join_store,
 )
+from metrale_ray.model.torch_distributed import TorchDistributed, _wait_slice, host_store, join_store
 from tests.gloo_rig import Ranks
 
 HIDDEN = 16
@@ -110,10 +107,10 @@ def test_a_payload_is_zero_whatever_the_last_step_left_there() -> None:
 def test_threads_get_the_sum_in_rank_order_with_the_same_bits(world: int, dtype: torch.dtype) -> None:
     results = in_process(world, sum_steps, dtype)
     assert all(result == results[0] for result in results)
-    expected = share(0, 0, 1, dtype)
+    expected = share(0, 0, 1, dtype).float()
     for rank in range(1, world):
-        expected = expected + share(rank, 0, 1, dtype)
-    assert results[0][0] == expected.float().numpy().tobytes()
+        expected = expected + share(rank, 0, 1, dtype).float()
+    assert results[0][0] == expected.to(dtype).float().numpy().tobytes()
 
 
 @pytest.mark.gloo

@@ -17,7 +17,7 @@ import torch
 
 from metrale_ray.baton import Baton, Process
 from metrale_ray.errors import LinkLost
-from metrale_ray.model.collectives import NAME_PEER_S, WAIT_SLICE_S, Collectives
+from metrale_ray.model.collectives import NAME_PEER_S, WAIT_SLICE_S, Collectives, sum_in_rank_order
 from tests.simulation.faults import Fault, SumFault
 from tests.simulation.network import Network
 
@@ -85,9 +85,7 @@ class Meeting:
         self._is_due = True
 
     def _complete(self) -> None:
-        total = self._payloads[0].clone()
-        for rank in range(1, self.world):
-            total += self._payloads[rank]
+        total = sum_in_rank_order([self._payloads[rank] for rank in range(self.world)])
         self._payloads, self._is_due = {}, False
         self._results = dict.fromkeys(range(self.world), total)
 
