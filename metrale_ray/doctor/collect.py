@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import metrale_ray
+from metrale_ray.control_groups import ROOT, first_line, lines
+from metrale_ray.cores import usable
 from metrale_ray.errors import MetraleError
 from metrale_ray.model import memory as of_process
-from metrale_ray.model.control_groups import ROOT, first_line, groups, lines
 
 PACKAGES = ("ray", "torch", "pyzmq", "msgpack", "safetensors", "transformers", "numpy")
 SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address, see netdevice(7)
@@ -99,21 +100,7 @@ def shared_memory(root: Path = ROOT) -> dict[str, int]:
 
 def cores(root: Path = ROOT) -> dict[str, Any]:
     """Cores that this process may use: its affinity, and its control group's quota if that is less."""
-    usable = float(len(os.sched_getaffinity(0)))
-    for folder in groups("cpu", root):
-        quota = _quota(folder)
-        usable = usable if quota is None else min(usable, quota)
-    return {"cores": usable, "machine_cores": os.cpu_count()}
-
-
-def _quota(folder: Path) -> float | None:
-    """Cores' worth of time that a control group allows, None for no limit."""
-    parts = first_line(folder / "cpu.max").split()
-    if not parts:
-        parts = [first_line(folder / "cpu.cfs_quota_us"), first_line(folder / "cpu.cfs_period_us")]
-    if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
-        return None  # "max", or -1 in version 1
-    return int(parts[0]) / int(parts[1])
+    return {"cores": usable(root).num_cpus, "machine_cores": os.cpu_count()}
 
 
 def memory(root: Path = ROOT) -> dict[str, Any]:

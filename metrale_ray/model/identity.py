@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from metrale_ray.model.control_groups import ROOT, lines
+from metrale_ray.control_groups import ROOT, lines
 
 # torch, oneDNN and MKL pick their kernels by these, and by the maker.
 FLAGS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_int8")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from metrale_ray.model.control_groups import ROOT, first_line, groups, lines
+from metrale_ray.control_groups import ROOT, first_line, groups, lines
 
 NO_LIMIT = 2**60  # version 1 writes "no limit" as a number near 2**63
 # Limit, use, and the entry of memory.stat that counts old file pages, of versions 2 and 1.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metrale_ray.model.control_groups import groups
+from metrale_ray.control_groups import groups
 from metrale_ray.model.memory import Memory, memory
 
 MIB = 2**20
