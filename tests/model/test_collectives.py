@@ -173,12 +173,12 @@ def test_threads_that_wait_too_long_are_told_who_is_missing() -> None:
     assert (result.rank, "deadline passed" in result.message) == (1, True)
 
 
-def reduce_without_rank_1(join: Join, how: int) -> float:
+def reduce_without_rank_1(join: Join, how: int, known_after_s: float = 2.0) -> float:
     """Seconds until the lost peer is noticed; rank 1 kills or stops itself instead of entering."""
     stopped_at = 0.0
 
-    def check_peers() -> None:  # as a link does: it knows after two seconds
-        if stopped_at and time.monotonic() - stopped_at > 2:
+    def check_peers() -> None:  # as a link does: it knows after a while
+        if stopped_at and time.monotonic() - stopped_at > known_after_s:
             raise LinkLost("rank 1 is silent", rank=1)
 
     collectives = join(4, HIDDEN, check_peers=check_peers)
