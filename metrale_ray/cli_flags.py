@@ -47,6 +47,7 @@ CHOSEN_DEFAULTS = {
     "journal_max_age_s": "7 days",
     "num_cpus_per_rank": "the node's cores, shared by its ranks",
     "num_gpus_per_rank": "1 on cuda, else 0",
+    "pin": "on",
 }
 REQUEST_DEFAULTS = {"priority": "0", "timeout_s": "none"}
 DEFAULT_QUESTION = "What is the capital of France?"
@@ -54,7 +55,10 @@ DEFAULT_QUESTION = "What is the capital of France?"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. The first name gives the setting's name. `repeats`: may be given again; `switch`: takes no value."""
+    """One flag. The first name gives the setting's name.
+
+    `repeats`: may be given again; `switch`: takes no value; `negatable`: a switch that --no- and its name puts off.
+    """
 
     names: tuple[str, ...]
     help: str
@@ -62,6 +66,7 @@ class Flag:
     metavar: str | None = None
     repeats: bool = False
     switch: bool = False
+    negatable: bool = False
 
     @property
     def setting(self) -> str:
@@ -71,7 +76,8 @@ class Flag:
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Let `parser` know this flag."""
         if self.switch:
-            parser.add_argument(*self.names, action="store_true", default=argparse.SUPPRESS, help=self.help)
+            kind = argparse.BooleanOptionalAction if self.negatable else "store_true"
+            parser.add_argument(*self.names, action=kind, default=argparse.SUPPRESS, help=self.help)
             return
         action = "append" if self.repeats else "store"
         metavar = self.metavar or {int: "N", float: "X"}.get(self.kind, "TEXT")  # type: ignore[call-overload]
@@ -140,6 +146,7 @@ ENGINE_FLAGS = (
     Flag(("--placement",), "how Ray places the ranks on nodes", metavar="|".join(PLACEMENTS)),
     Flag(("--num-cpus-per-rank",), "cores of one rank; below 1 shares a core", float),
     Flag(("--num-gpus-per-rank",), "GPUs of one rank, or a share of one", float),
+    Flag(("--pin",), "keep each CPU rank's threads on CPUs of its own", switch=True, negatable=True),
     Flag(("--start-timeout-s",), "seconds until a start that is not done has failed", float),
     Flag(("--placement-timeout-s",), "seconds to wait for the cluster to have room", float),
     Flag(("--step-timeout-s",), "seconds until a step that is not done has failed", float),

@@ -50,10 +50,12 @@ QUOTED = re.compile(r"'([^']*)'")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 RAY_ADDRESS = "RAY_ADDRESS"  # Ray's own variable
 JOURNAL_VAR = "METRALE_JOURNAL"
+THREADS_VAR = "OMP_NUM_THREADS"  # every library's that computes in threads
 KNOWN_VARIABLES = (
     ENV_VAR,
     JOURNAL_VAR,
     "METRALE_CACHE_DIR",
+    "METRALE_COLLECTIVES",
     "METRALE_LOG_LEVEL",
     "METRALE_API_KEY",
     "METRALE_ADMIN_KEY",
@@ -127,7 +129,7 @@ class EngineConfig:
     Units: `kv_cache_memory` in bytes per rank, `journal_max_size` in bytes; `*_s` in seconds. None means: chosen at
     start, see docs. `name` is the engine's on a Ray that others use too: one engine of a name runs at a time.
     `agreement_interval`: every so many commands the ranks compare what they computed; 0: never. `journal` is a folder
-    on the head's node.
+    on the head's node. `pin`: each CPU rank's threads are kept on CPUs of its own.
     """
 
     model: str
@@ -151,6 +153,7 @@ class EngineConfig:
     placement: str = "PACK"
     num_cpus_per_rank: float | None = None
     num_gpus_per_rank: float | None = None
+    pin: bool = True
     log_level: str = "warning"
     start_timeout_s: float = 600.0
     placement_timeout_s: float = 25.0
@@ -206,6 +209,15 @@ class EngineConfig:
             log.warning("journal_redact does nothing without a journal: give it a folder, or leave it out")
         if journal is not None and self.journal is None and not self.journal_redact:
             log.info("%s: the engine writes a journal, with prompts and answers, into %s", JOURNAL_VAR, journal)
+
+
+def thread_limit(environment: Mapping[str, str]) -> int | None:
+    """The most threads that a rank may compute with, as OMP_NUM_THREADS says; None where it does not.
+
+    Of a list, which is for regions within regions, the first. A text that is no number counts for nothing there either.
+    """
+    text = environment.get(THREADS_VAR, "").partition(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
 def from_mapping(values: Mapping[str, Any]) -> EngineConfig:
@@ -354,7 +366,7 @@ def _check(config: EngineConfig) -> None:
     _check_shares(config)
     _at_least("agreement_interval", config.agreement_interval, 0)
     _at_least("journal_max_size", config.journal_max_size, MIN_JOURNAL_BYTES)
-    for name in ("scrub", "journal_redact"):
+    for name in ("pin", "scrub", "journal_redact"):
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be true or false")
     if config.scrub and config.protocol_version is ProtocolVersion.V1:

@@ -262,10 +262,11 @@ class Head:
         failure: MetraleError | None = EngineDead("the engine ended, and nothing says why")
         cause: BaseException | None = failure
         try:
-            engine = self._engine = self._start(self._required_setup())
-            self._state = HeadState("ready", {})
-            self._run(engine)
-            engine.shutdown()
+            with self._surroundings.own_cores():
+                engine = self._engine = self._start(self._required_setup())
+                self._state = HeadState("ready", {})
+                self._run(engine)
+                engine.shutdown()
             failure = cause = None
         except BaseException as error:  # whatever ended the engine is told to all who wait
             failure, cause = self._describe(error), error

@@ -20,6 +20,7 @@ from metrale_ray.clock import Clock, Condition
 from metrale_ray.config import EngineConfig
 from metrale_ray.incidents import keep_incident, open_journal_of
 from metrale_ray.model.collectives import Collectives, OneRank
+from metrale_ray.model.device import own_cores
 from metrale_ray.model.ranks import RankSetup
 from metrale_ray.model.rendezvous import join_ranks
 from metrale_ray.model.torch_distributed import host_store
@@ -51,6 +52,10 @@ class Surroundings(Protocol):
 
     async def aside(self, work: Callable[[], T]) -> T:
         """As `in_thread`, but the process may end before it."""
+        ...
+
+    def own_cores(self) -> contextlib.AbstractContextManager[object]:
+        """Keep the calling thread, which is to compute, on cores of this rank alone, where that is wanted."""
         ...
 
     def listen(self, rank: int, worker_key: str) -> Listening:
@@ -101,6 +106,10 @@ class HostSurroundings:
     async def aside(self, work: Callable[[], T]) -> T:
         """See Surroundings."""
         return await in_daemon_thread(work)
+
+    def own_cores(self) -> contextlib.AbstractContextManager[object]:
+        """See Surroundings."""
+        return own_cores(self._config, 0)
 
     def listen(self, rank: int, worker_key: str) -> Listening:
         """See Surroundings."""

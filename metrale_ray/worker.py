@@ -18,7 +18,7 @@ from metrale_ray.errors import EpCommandFailed, LinkLost
 from metrale_ray.incidents import keep_incident
 from metrale_ray.last_commands import RememberingPort, started_record
 from metrale_ray.model.collectives import Collectives
-from metrale_ray.model.device import use_threads
+from metrale_ray.model.device import own_cores, use_threads
 from metrale_ray.model.execute import Replica
 from metrale_ray.model.ranks import RankSetup, build_replica, introduce, open_rank
 from metrale_ray.model.rendezvous import join_ranks
@@ -81,7 +81,8 @@ class Worker:
         use_threads(self._config.threads_per_rank)
         name = f"the head at {head.link.removeprefix('tcp://')}"
         transport = ZmqTransport.connect(head.link, name, self._keys, head.head_key)
-        self.serve(transport, lambda setup, link: self._join_group(setup, link, head))
+        with own_cores(self._config, self.rank):  # from here on, so that ZeroMQ's threads run anywhere
+            self.serve(transport, lambda setup, link: self._join_group(setup, link, head))
 
     def serve(self, transport: Transport, join_group: JoinGroup) -> None:
         """Shake hands, build the rank, and carry out commands until shutdown. Closes the link in any case."""

@@ -421,6 +421,7 @@ def test_the_help_of_generate_tells_every_default(capsys: pytest.CaptureFixture[
         assert has_none or "(default: " in entries[flag.names[0][2:].rstrip(",")], flag.names
     for name, value in (("max-tokens", "16"), ("top-p", "1.0"), ("ep-size", "1"), ("dtype", "auto"), ("priority", "0")):
         assert f"(default: {value})" in entries[name]
+    assert entries["pin,"] == "pin, --no-pin keep each CPU rank's threads on CPUs of its own (default: on)"
 
 
 def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
@@ -428,7 +429,7 @@ def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
         "--model dir --revision main --ep-size 3 --max-batch-size 5 --max-model-len 64 --max-num-batched-tokens 9 "
         "--max-queue-len 11 --dtype float32 --device cpu --kernels torch --attention-backend sdpa --ep-protocol v2 --kv-cache-memory 2GiB "
         "--block-size 8 --watermark 0.5 --seed 12 --address auto --placement SPREAD --num-cpus-per-rank 2 "
-        "--num-gpus-per-rank 0.5 "
+        "--num-gpus-per-rank 0.5 --no-pin "
         "--start-timeout-s 1 --placement-timeout-s 2 --step-timeout-s 3 --idle-ping-s 4.5 --log-level error "
         "--agreement-interval 3 --scrub --journal j --journal-redact --journal-max-size 2MiB --journal-max-age-s 60"
     )
@@ -454,6 +455,7 @@ def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
         placement="SPREAD",
         num_cpus_per_rank=2,
         num_gpus_per_rank=0.5,
+        pin=False,
         start_timeout_s=1.0,
         placement_timeout_s=2.0,
         step_timeout_s=3.0,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from metrale_ray.config import (
     ATTENTION_BACKENDS,
     DTYPES,
-    KERNELS,
     FAULT_KINDS,
+    KERNELS,
     LOG_LEVELS,
     PHASES,
     PLACEMENTS,
@@ -26,6 +26,7 @@ from metrale_ray.config import (
     from_mapping,
     from_yaml,
     parse_size_bytes,
+    thread_limit,
     warn_unknown_variables,
 )
 from metrale_ray.errors import ConfigError
@@ -69,7 +70,7 @@ def bad_values() -> list[tuple[str, Any, str]]:
     rows += [("num_gpus_per_rank", v, "a number from 0") for v in (-1, -0.5, True, "1", math.nan)]
     rows += [("agreement_interval", v, "an integer of at least 0") for v in (-1, 1.0, True, None, "4")]
     rows += [("journal_max_size", v, "an integer of at least 1048576") for v in (0, -1, 2**20 - 1, True, None, 1.5)]
-    rows += [(name, v, "true or false") for name in ("scrub", "journal_redact") for v in (0, "yes", None)]
+    rows += [(name, v, "true or false") for name in ("pin", "scrub", "journal_redact") for v in (0, "yes", None)]
     rows += [("seed", v, "an integer") for v in (-1, 2**64, 1.0, True, None, "0")]
     return rows
 
@@ -360,6 +361,15 @@ def test_what_is_no_folder_here_is_given_to_the_ranks_as_it_is(
 
 
 # Environment variables
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("4", 4), (" 2 ", 2), ("8,4,2", 8), ("1,", 1), ("0", None), ("-1", None), ("", None), ("x", None), ("1.5", None)],
+)
+def test_openmps_own_variable_limits_the_threads_where_it_is_a_number(text: str, limit: int | None) -> None:
+    assert thread_limit({"OMP_NUM_THREADS": text}) == limit
+    assert thread_limit({}) is None
 
 
 def test_unknown_variables_are_told_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,18 +17,22 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from metrale_ray.cluster import node_versions
 from metrale_ray.cluster.actors import HeadActor, WorkerActor
 from metrale_ray.cluster.endings import at_place, first_line, own_error, own_error_of, reason, unstarted, worst
-from metrale_ray.cluster.environment import runtime_env
+from metrale_ray.cluster.environment import given_environment, runtime_env
 from metrale_ray.cluster.names import NAMESPACE, actor_name, is_taken, name_taken
-from metrale_ray.cluster.placement import lacking, node_addresses, node_ids, unplaceable, with_resources
+from metrale_ray.cluster.node_tasks import on_nodes
+from metrale_ray.cluster.placement import node_addresses, node_ids, with_resources
+from metrale_ray.cluster.reservation import Reservation
 from metrale_ray.cluster.session import RaySession
-from metrale_ray.config import EngineConfig
-from metrale_ray.errors import ConfigError, EngineDead, MetraleError, PlacementError, StartError
+from metrale_ray.cluster.shares import GPU, with_threads
+from metrale_ray.cluster.unreserved import CPU
+from metrale_ray.config import EngineConfig, thread_limit
+from metrale_ray.cores import Usable, usable
+from metrale_ray.errors import ConfigError, EngineDead, MetraleError, StartError
 from metrale_ray.head import HeadState
 from metrale_ray.protocol.keys import new_keys
 
@@ -58,7 +62,7 @@ class Cluster:
         self._session = RaySession()
         self._is_ready = False
         self._is_stopped = False
-        self._group: PlacementGroup | None = None
+        self._reservation = Reservation(self.name)
         self._addresses: list[str] = []  # of each rank's node, once they are placed
         self._deadline = math.inf  # of the start
         self._actors: list[Any] = []
@@ -71,13 +75,20 @@ class Cluster:
         """
         try:
             self._session.join(self.config.address)
-            self.config = with_resources(self.config, can_grow=not self._session.is_local)
+            by_choice = self.config.num_cpus_per_rank is not None
+            most_threads = thread_limit(given_environment(os.environ))
+            can_grow = not self._session.is_local
+            self.config = with_resources(self.config, can_grow=can_grow, most_threads=most_threads)
             self._claim_name()
-            group = self._place()
-            self._addresses = node_addresses(group)
+            self.config = self._reservation.make(self.config, can_grow=can_grow, may_take_fewer=not by_choice)
+            nodes = node_ids(self._reservation.group)
+            self._addresses = node_addresses(nodes)
             self._deadline = time.monotonic() + self.config.start_timeout_s
             if not self._session.is_local:  # there everything is this process's own
-                self._check_versions(node_ids(group))
+                self._check_versions(nodes)
+            self.config = with_threads(
+                self.config, nodes, self._usable(nodes), by_choice=by_choice, most_threads=most_threads
+            )
             self._start_actors()
             self._wait_ready(on_state)
         except BaseException:
@@ -151,12 +162,11 @@ class Cluster:
         with contextlib.ExitStack() as closing:  # each step is taken whatever happens in those before it
             closing.callback(self._session.leave)  # also one whose start was interrupted
             if ray.is_initialized() and not self._session.is_lost:
-                if self._group is not None:
-                    closing.callback(remove_placement_group, self._group)
+                closing.callback(self._reservation.remove)
                 for actor in self._actors:
                     closing.callback(ray.kill, actor, no_restart=True)
                 closing.callback(self.stop)
-        self._actors, self._runs, self._group = [], [], None
+        self._actors, self._runs, self._reservation = [], [], Reservation(self.name)
 
     def _claim_name(self) -> None:
         """Refuse a name that another engine has. The ranks of one that is ending are given a moment to go."""
@@ -167,25 +177,12 @@ class Cluster:
                 raise name_taken(self.name)
             time.sleep(POLL_S)
 
-    def _place(self) -> PlacementGroup:
-        config = self.config
-        bundle = {"CPU": float(config.num_cpus_per_rank or 1)}
-        if config.num_gpus_per_rank:
-            bundle["GPU"] = float(config.num_gpus_per_rank)
-        unique_name = f"{self.name}/{uuid.uuid4().hex[:8]}"  # Ray refuses a second group of a name, whoever's it is
-        group = placement_group(
-            [dict(bundle) for _ in range(config.ep_size)], strategy=config.placement, name=unique_name
-        )
-        self._group = group
-        deadline = time.monotonic() + config.placement_timeout_s
-        while True:
-            if placement_group_table(group).get("state") == "CREATED":
-                return group
-            # A Ray of our own never grows; another one may be getting a node just now.
-            hopeless = self._session.is_local and bool(lacking(config, bundle))
-            if hopeless or time.monotonic() >= deadline:
-                raise PlacementError(unplaceable(config, bundle, hopeless))
-            time.sleep(POLL_S)
+    def _usable(self, ids: list[str]) -> dict[str, Usable]:
+        """What processes may use of each of these nodes, by Ray's id, whatever Ray offers of it."""
+        if self._session.is_local:  # its processes are this one's children
+            return dict.fromkeys(ids, usable())
+        asked = on_nodes(usable, set(ids), runtime_env(os.environ))
+        return {node_id: self._of(ids.index(node_id), ref) for node_id, ref in asked.items()}
 
     def _check_versions(self, ids: list[str]) -> None:
         """Refuse nodes that lack this package or differ in their versions, before an actor of it is there."""
@@ -210,14 +207,13 @@ class Cluster:
 
     def _create(self, kind: type, rank: int, *arguments: Any) -> Any:
         """One rank's actor, in its bundle of the placement group."""
-        config = self.config
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        strategy = PlacementGroupSchedulingStrategy(self._reservation.group, placement_group_bundle_index=rank)
         remote = ray.remote if kind is HeadActor else ray.remote(concurrency_groups={"control": 2})
         options = remote(kind).options(
             name=actor_name(self.name, rank),
             namespace=NAMESPACE,
-            num_cpus=float(config.num_cpus_per_rank or 1),
-            num_gpus=float(config.num_gpus_per_rank or 0),
+            num_cpus=self._reservation.bundle[CPU],
+            num_gpus=self._reservation.bundle.get(GPU, 0.0),
             scheduling_strategy=strategy,
             runtime_env=runtime_env(os.environ),
             max_restarts=0,

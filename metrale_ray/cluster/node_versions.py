@@ -20,10 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ray
 from ray.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from metrale_ray.cluster.node_tasks import on_nodes
 from metrale_ray.errors import HandshakeError, StartError
 from metrale_ray.model import identity
 from metrale_ray.model.identity import source_digest
@@ -54,16 +53,8 @@ def look() -> dict[str, str | None]:
 def ask(node_ids: Mapping[str, str], runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
     """By place, the reference of what is installed there. `node_ids` are Ray's, by place."""
     with _by_value(sys.modules[__name__], identity):
-        task = ray.remote(look)
-        return {
-            place: task.options(
-                num_cpus=0,
-                max_retries=0,
-                runtime_env=runtime_env,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            ).remote()
-            for place, node_id in node_ids.items()
-        }
+        asked = on_nodes(look, set(node_ids.values()), runtime_env)
+    return {place: asked[node_id] for place, node_id in node_ids.items()}
 
 
 def check(driver: Versions, by_place: Mapping[str, Versions]) -> None:

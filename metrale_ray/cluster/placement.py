@@ -4,35 +4,38 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from metrale_ray.cluster.shares import GPU, first_share
+from metrale_ray.cluster.unreserved import CPU
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError
 
 
-def with_resources(config: EngineConfig, *, can_grow: bool) -> EngineConfig:
+def with_resources(config: EngineConfig, *, can_grow: bool, most_threads: int | None = None) -> EngineConfig:
     """The configuration with device, cores and GPUs per rank settled from what the nodes offer.
 
     `can_grow`: nodes may still come, so that the placement is what waits for GPUs, and says what is missing.
+    `most_threads`: no rank needs more cores, None for no limit.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) > 0]
-    ranks_per_node = math.ceil(config.ep_size / max(1, len(nodes)))
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(CPU, 0.0) > 0]
     changes: dict[str, Any] = {}
-    gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    gpus = sum(node.get(GPU, 0.0) for node in nodes)
     device = config.device if config.device != "auto" else ("cuda" if gpus >= config.ep_size else "cpu")
     changes["device"] = device
     if device.startswith("cuda") and gpus == 0 and not can_grow:
         raise ConfigError(f"device is {device!r}, and no node has a GPU; use cpu, or leave it out")
     if config.num_gpus_per_rank is None and device.startswith("cuda"):
         changes["num_gpus_per_rank"] = 1.0
+    config = dataclasses.replace(config, **changes)
     if config.num_cpus_per_rank is None:
-        cores = min((node["CPU"] for node in nodes), default=1.0)
-        changes["num_cpus_per_rank"] = max(1, int(cores // ranks_per_node))
-    return dataclasses.replace(config, **changes)
+        share = first_share(config, nodes)
+        config = dataclasses.replace(config, num_cpus_per_rank=min(share, most_threads or share))
+    return config
 
 
 def node_ids(group: PlacementGroup) -> list[str]:
@@ -41,10 +44,10 @@ def node_ids(group: PlacementGroup) -> list[str]:
     return [placed[rank] for rank in range(len(placed))]
 
 
-def node_addresses(group: PlacementGroup) -> list[str]:
-    """The address of each rank's node, in rank order, from Ray's tables. `group` has been placed."""
+def node_addresses(ids: Sequence[str]) -> list[str]:
+    """The address of each of these nodes, in their order, from Ray's tables."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return [addresses[node_id] for node_id in node_ids(group)]
+    return [addresses[node_id] for node_id in ids]
 
 
 def lacking(config: EngineConfig, bundle: dict[str, float]) -> list[str]:

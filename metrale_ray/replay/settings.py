@@ -22,7 +22,7 @@ from metrale_ray.protocol.versions import ProtocolVersion
 _FILE = "file "  # how the handshake names a file of the checkpoint
 # What a start compares and no kernel depends on: these may differ, and the bits stay the same.
 _NO_KERNEL = ("python", "ray")
-_SURROUNDINGS = ("name", "address", "journal", "faults", "num_cpus_per_rank", "num_gpus_per_rank")
+_SURROUNDINGS = ("name", "address", "journal", "faults", "num_cpus_per_rank", "num_gpus_per_rank", "pin")
 _VERSIONS = {version.value: version for version in ProtocolVersion}
 
 

@@ -30,6 +30,15 @@ def test_ranks_share_the_cores_of_the_smallest_node(nodes: list[dict[str, Any]])
     assert (settled.device, settled.num_cpus_per_rank, settled.num_gpus_per_rank) == ("cpu", 4, None)
 
 
+def test_no_rank_takes_more_cores_than_threads_are_allowed_and_a_given_number_is_taken_as_it_is(
+    nodes: list[dict[str, Any]],
+) -> None:
+    settled = with_resources(EngineConfig(model="m", ep_size=4), can_grow=True, most_threads=3)
+    assert settled.num_cpus_per_rank == 3
+    given = EngineConfig(model="m", ep_size=4, num_cpus_per_rank=40)
+    assert with_resources(given, can_grow=True, most_threads=3).num_cpus_per_rank == 40
+
+
 def test_each_rank_takes_a_gpu_where_there_are_as_many(nodes: list[dict[str, Any]]) -> None:
     for node in nodes[:2]:
         node["Resources"]["GPU"] = 1.0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -127,6 +128,10 @@ class SimSurroundings:
             return work()
 
         return await self.in_thread(work_slowly)
+
+    def own_cores(self) -> contextlib.AbstractContextManager[object]:
+        """See Surroundings. All ranks are in one process, of which one runs at a time."""
+        return contextlib.nullcontext()
 
     def listen(self, rank: int, worker_key: str) -> SimTransport:
         """See Surroundings."""
