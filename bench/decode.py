@@ -1,206 +1,116 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Decode and prefill tokens per second: one rank, two ranks, and transformers, on one checkpoint in one run.
+"""Decode and prefill: ranks of this engine beside vLLM, llama.cpp and transformers, on one checkpoint in one run.
 
-    python bench/decode.py [--batch 1,8,32] [--prompt 128] [--new 64] [--reps 3] [--peers transformers,1,2]
+    python -m bench.decode [--batch 1,8,32] [--prompt 128] [--new 64] [--reps 3]
+                           [--peers vllm,vllm-two,llama,llama-q8,transformers] [--ours one,two-tensor,...]
 
 Prefill is batch·prompt tokens over the time until every sequence has its first token; decode is the tokens after that
-moment over the time after it. Medians, with the lowest and highest. The bound is the machine's read bandwidth, measured
-here, over the bytes that one step has to read. Each case runs in a process of its own; a repeat during which other
-processes took more than 0.15 cores is done again, and marked when it stays so.
+moment over the time after it. Medians, with the lowest and highest. Each engine runs in a process of its own, one after
+another, with all cores; a repeat that other processes disturbed is done again. The bound is in `bound.py`; the read
+bandwidth under it is measured before each engine, and its median taken.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+from bench import bandwidth
+from bench.bandwidth import Bandwidth
+from bench.cases.case import MARK
+from bench.decode_table import Found, print_tables
+from bench.engines import ENGINE_CASES, EngineCase
+from bench.load import ROOT_VARIABLE
+from bench.model import ensure_model
+from bench.results import write_results
 
-from load import OtherLoad
-from model import bytes_per_step, ensure_model
-
-VOCAB_SIZE = 32_000
-Run = tuple[float, float, int]  # seconds to the last first token, seconds after it, tokens after it
+ROOT = Path(__file__).resolve().parents[1]
+MOST_REPS = 5  # of the bandwidth
 
 
 def main() -> None:
     args = _arguments()
-    model = ensure_model(args.model)
-    if args.case:
-        print(json.dumps(_case(args, model)))
-        return
-    _table(args, _bandwidth(), [_in_process(args, peer, batch) for batch in args.batch for peer in args.peers])
+    args.model = ensure_model(args.model)
+    chosen = [case for case in ENGINE_CASES if case.name in (args.peers if case.is_peer else args.ours)]
+    left_out = {case.name: reason for case in chosen if (reason := case.missing()) is not None}
+    found: Found = {}
+    bandwidths: list[Bandwidth] = []
+    for case in chosen:
+        if case.name not in left_out:
+            bandwidths.append(bandwidth.measure(MOST_REPS))
+            found[case.name], failure = _run(args, case)
+            if failure:
+                left_out[case.name] = failure
+    speed = _median(bandwidths or [bandwidth.measure(MOST_REPS)])
+    distinct = {each["batch"]: each["distinct_experts"] for each in found.get("transformers", ())}
+    print_tables(args, found, speed, bandwidths, distinct)
+    for case in chosen:
+        if case.name in left_out:
+            print(f"\n{case.label}: left out, {left_out[case.name]}.")
+    write_results("decode", {"prompt": args.prompt, "new": args.new, "bandwidth": asdict(speed), "engines": found})
+    if any(not case.is_peer and case.missing() is None and case.name in left_out for case in chosen):
+        raise SystemExit("an engine of this build failed")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--batch", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32])
+    parser.add_argument("--batch", type=_numbers, default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=["transformers", "1", "2"])
-    parser.add_argument("--case", nargs=2, metavar=("PEER", "BATCH"), help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--peers", type=_names(True), default=_names(True)("all"), help="or all, or none")
+    parser.add_argument("--ours", type=_names(False), default=_names(False)("all"), help="or all, or none")
     return parser.parse_args()
 
 
-def _in_process(args: argparse.Namespace, peer: str, batch: int) -> dict[str, Any]:
-    print(f"{peer} at batch {batch} ...", file=sys.stderr, flush=True)
-    command = [sys.executable, __file__, "--case", peer, str(batch)]
-    for name in ("prompt", "new", "reps", "threads"):
-        command += [f"--{name}", str(getattr(args, name))]
-    if args.model:
-        command += ["--model", str(args.model)]
-    environment = {**os.environ, "BENCH_ROOT_PID": str(os.getpid())}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    rates = [round(rate, 1) for rate in _decode_rates(result)]
-    print(f"  decode tok/s {rates}, others' cores {result['others']}", file=sys.stderr, flush=True)
-    return result
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
-def _case(args: argparse.Namespace, model: Path) -> dict[str, Any]:
-    peer, batch = args.case[0], int(args.case[1])
-    prompts = [_prompt(row, args.prompt) for row in range(batch)]
-    make = _transformers if peer == "transformers" else _ours
-    runs, loads = make(args, model, peer, prompts)
-    return {"peer": peer, "batch": batch, "runs": runs, "others": loads}
+def _names(of_peers: bool) -> Any:
+    known = [case.name for case in ENGINE_CASES if case.is_peer is of_peers]
+
+    def read(text: str) -> list[str]:
+        names = {"all": known, "none": []}.get(text, text.split(","))
+        if unknown := set(names).difference(known):
+            raise argparse.ArgumentTypeError(
+                f"no such engine: {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+            )
+        return names
+
+    return read
 
 
-def _prompt(row: int, length: int) -> list[int]:
-    generator = random.Random(7_000_021 + row)
-    return [generator.randrange(3, VOCAB_SIZE) for _ in range(length)]
+def _run(args: argparse.Namespace, case: EngineCase) -> tuple[list[dict[str, Any]], str]:
+    """What one engine gave, and how it failed, if it did: batch sizes before that count."""
+    print(f"{case.label} ...", file=sys.stderr, flush=True)
+    command = case.command(sys.executable, args.model)
+    command += ["--batch", ",".join(map(str, args.batch)), "--prompt", str(args.prompt), "--new", str(args.new)]
+    command += ["--reps", str(args.reps), "--threads", str(args.threads)]
+    environment = {**os.environ, ROOT_VARIABLE: str(os.getpid()), **case.environment()}
+    environment.pop("OMP_NUM_THREADS", None)  # each engine is told its cores, and makes of them what it does
+    found: list[dict[str, Any]] = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None, "it is a pipe"
+        for line in process.stdout:
+            if line.startswith(MARK):
+                found.append(json.loads(line.removeprefix(MARK)))
+                print(f"  batch {found[-1]['batch']}: {found[-1]['decode']} tok/s", file=sys.stderr, flush=True)
+    return found, f"it ended with code {process.returncode}" if process.returncode else ""
 
 
-def _repeat(args: argparse.Namespace, once: Any) -> tuple[list[Run], list[float]]:
-    """A warm-up, then the repeats; a disturbed one is done again, at most twice as many in all."""
-    once(4)
-    measured: list[tuple[float, Run]] = []
-    for _ in range(2 * args.reps):
-        with OtherLoad() as load:
-            run = once(args.new)
-        measured.append((load.cores, run))
-        if sum(cores <= 0.15 for cores, _ in measured) >= args.reps:
-            break
-    best = sorted(measured, key=lambda one: max(one[0], 0.15))[: args.reps]
-    return [run for _, run in best], [round(cores, 2) for cores, _ in best]
-
-
-def _ours(args: argparse.Namespace, model: Path, peer: str, prompts: list[list[int]]) -> tuple[list[Run], list[float]]:
-    from metrale_ray import LLM, SamplingParams
-
-    async def answer(llm: Any, prompt: list[int], new: int, times: list[float]) -> None:
-        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-        async for _ in llm.astream(prompt, params):
-            times.append(time.perf_counter())
-
-    async def all_of(llm: Any, new: int) -> Run:
-        started = time.perf_counter()
-        times: list[list[float]] = [[] for _ in prompts]
-        await asyncio.gather(*(answer(llm, p, new, t) for p, t in zip(prompts, times, strict=True)))
-        first = max(t[0] for t in times)
-        last = max(t[-1] for t in times)
-        return first - started, last - first, sum(moment > first for t in times for moment in t)
-
-    ep_size = int(peer)
-    cores = args.threads / ep_size
-    with LLM(
-        str(model),
-        ep_size=ep_size,
-        dtype="bfloat16",
-        device="cpu",
-        max_batch_size=max(len(prompts), 1),
-        max_model_len=args.prompt + args.new + 16,
-        max_num_batched_tokens=2048,
-        num_cpus_per_rank=cores,
-    ) as llm:
-        return _repeat(args, lambda new: asyncio.run(all_of(llm, new)))
-
-
-def _transformers(
-    args: argparse.Namespace, model: Path, peer: str, prompts: list[list[int]]
-) -> tuple[list[Run], list[float]]:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(args.threads)
-    reference = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.bfloat16, experts_implementation="grouped_mm"
-    ).eval()
-    ids = torch.tensor(prompts)
-
-    class Clock:
-        def __init__(self) -> None:
-            self.moments: list[float] = []
-
-        def put(self, value: Any) -> None:  # the first call is the prompt itself
-            self.moments.append(time.perf_counter())
-
-        def end(self) -> None: ...
-
-    @torch.inference_mode()
-    def once(new: int) -> Run:
-        clock = Clock()
-        reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            streamer=clock,
-        )
-        moments = clock.moments
-        return moments[1] - moments[0], moments[-1] - moments[1], len(prompts) * (len(moments) - 2)
-
-    return _repeat(args, once)
-
-
-def _bandwidth() -> float:
-    """Bytes per second of reading 1 GiB with all cores, the median of 7."""
-    import torch
-
-    data = torch.ones(2**28)
-    data.sum()
-    rates = []
-    for _ in range(7):
-        started = time.perf_counter()
-        data.sum()
-        rates.append(data.numel() * 4 / (time.perf_counter() - started))
-    return statistics.median(rates)
-
-
-def _table(args: argparse.Namespace, bandwidth: float, cases: list[dict[str, Any]]) -> None:
-    print(f"\nread bandwidth {bandwidth / 1e9:.1f} GB/s; prompt {args.prompt}, {args.new} new tokens, bf16")
-    print("| batch | who | prefill tok/s | decode tok/s (min-max) | of the bound | of transformers | others' cores |")
-    print("|---|---|---|---|---|---|---|")
-    peers = {case["batch"]: _decode_rates(case) for case in cases if case["peer"] == "transformers"}
-    for case in cases:
-        batch, rates = case["batch"], _decode_rates(case)
-        decode = statistics.median(rates)
-        prefill = statistics.median(batch * args.prompt / run[0] for run in case["runs"])
-        bound = batch * bandwidth / bytes_per_step(batch, args.prompt + args.new / 2)
-        ratio = f"{decode / statistics.median(peers[batch]):.2f}" if batch in peers else "-"
-        who = case["peer"] if case["peer"] == "transformers" else f"{case['peer']} rank(s)"
-        print(
-            f"| {batch} | {who} | {prefill:.0f} | {decode:.1f} ({min(rates):.1f}-{max(rates):.1f}) "
-            f"| {decode / bound:.2f} | {ratio} | {max(case['others']):.2f} |"
-        )
-
-
-def _decode_rates(case: dict[str, Any]) -> list[float]:
-    return [tokens / seconds for _, seconds, tokens in case["runs"]]
+def _median(all_of: Sequence[Bandwidth]) -> Bandwidth:
+    return Bandwidth(*(statistics.median(values) for values in zip(*(asdict(b).values() for b in all_of), strict=True)))
 
 
 if __name__ == "__main__":

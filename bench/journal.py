@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What the journal costs a step: on the engine's thread, and the processor time of the writer's thread.
 
-    OMP_NUM_THREADS=1 python bench/journal.py [--steps 200]
+    OMP_NUM_THREADS=1 python -m bench.journal [--steps 200]
 
 A step is a decode batch, given to the engine's own `Recording` as an engine does: the command, the answers with their
 witnesses, and the tokens chosen with their logits; then the engine's thread computes for about 10 ms, without the

@@ -9,10 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 BUSY_CORES = 0.15  # above this a measurement counts as disturbed
+ROOT_VARIABLE = "BENCH_ROOT_PID"
 
 
 class OtherLoad:
-    """`cores`: cores kept busy by processes outside this one's tree, while the `with` block ran."""
+    """`cores`: cores kept from this process's tree while the `with` block ran, by other processes or by the host."""
 
     cores = 0.0
 
@@ -26,22 +27,23 @@ class OtherLoad:
     ) -> None:
         ticks = (time.perf_counter() - self._started) * os.sysconf("SC_CLK_TCK")
         others = (_busy_ticks() - self._all) - (_tree_ticks(_root()) - self._own)
-        self.cores = max(0.0, others / max(ticks, 1.0))
+        # A tick is counted when it is over, so two processes' short slices may be one tick of error.
+        self.cores = max(0.0, (others - 1) / max(ticks, 1.0))
 
     @property
-    def disturbed(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Whether others took enough of the machine to spoil the figure."""
         return self.cores > BUSY_CORES
 
 
 def _root() -> int:
     """The measuring script, which is this process or the one that started it for a single case."""
-    return int(os.environ.get("BENCH_ROOT_PID", os.getpid()))
+    return int(os.environ.get(ROOT_VARIABLE, os.getpid()))
 
 
 def _busy_ticks() -> int:
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
-    return user + nice + system + irq + softirq
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return user + nice + system + irq + softirq + steal
 
 
 def _tree_ticks(root: int) -> int:
@@ -57,7 +59,7 @@ def _tree_ticks(root: int) -> int:
         fields = text[text.rindex(")") + 2 :].split()
         pid = int(folder.name)
         children.setdefault(int(fields[1]), []).append(pid)
-        ticks[pid] = int(fields[11]) + int(fields[12])
+        ticks[pid] = sum(map(int, fields[11:15]))  # its own, and of its children that have ended
     todo, total = [root], 0
     while todo:
         pid = todo.pop()

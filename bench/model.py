@@ -23,7 +23,6 @@ SIZES = {
     "intermediate_size": 3072,
     "vocab_size": 32_000,
 }
-BYTES_PER_WEIGHT = 2
 
 
 def ensure_model(folder: Path | None = None) -> Path:
@@ -71,23 +70,6 @@ def _write(folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(partial)
     partial.rename(folder)
-
-
-def bytes_per_step(batch: int, context: float) -> float:
-    """Bytes of weights and KV cache that one decode step has to read, with experts chosen at random.
-
-    With E experts, k per token and b tokens, E·(1 - (1 - k/E)^b) distinct experts are read in each layer.
-    """
-    hidden, head_dim = SIZES["hidden_size"], SIZES["head_dim"]
-    heads, kv_heads = SIZES["num_attention_heads"], SIZES["num_key_value_heads"]
-    experts, chosen = SIZES["num_experts"], SIZES["num_experts_per_tok"]
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    router = hidden * experts
-    distinct = experts * (1 - (1 - chosen / experts) ** batch)
-    expert = 3 * hidden * SIZES["moe_intermediate_size"]
-    cache = 2 * kv_heads * head_dim * context * batch
-    layer = attention + router + distinct * expert + cache
-    return BYTES_PER_WEIGHT * (SIZES["num_hidden_layers"] * layer + hidden * SIZES["vocab_size"])
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What the protocol and the head cost: encode, decode and round trip per command, and the head's own time per step.
 
-    python bench/protocol.py [--reps 2000]
+    python -m bench.protocol [--reps 2000]
 
 Encode and decode are of one frame. A round trip is command and reply between two processes over ZeroMQ on loopback,
 the worker decoding the command and answering at once. The head's time per step is planning, framing, judging and

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What the sampler costs per step: 32 rows of a 152,000-token vocabulary on the CPU, for each kind of parameter.
 
-    python bench/sampler.py [--rows 32] [--vocab 152000] [--reps 15] [--threads 1]
+    python -m bench.sampler [--rows 32] [--vocab 152000] [--reps 15] [--threads 1]
 
 Beside it, in the same run, a naive sampler: the same steps over whole matrices in PyTorch, with a full sort of the
 vocabulary where one is needed to find top-k, top-p or the most likely tokens. Medians in milliseconds, with the 95th

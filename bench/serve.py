@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What HTTP costs: the bare engine, `metrale-ray serve` and Ray Serve on one checkpoint, in one run.
 
-    python bench/serve.py [--clients 1,8,32,64] [--prompt 128] [--new 64] [--reps 3] [--ep-size 2]
+    python -m bench.serve [--clients 1,8,32,64] [--prompt 128] [--new 64] [--reps 3] [--ep-size 2]
                           [--cases bare,serve,ray]
 
 Each case starts an engine of its own and is asked by so many clients at a time, each again as soon as it has its
@@ -35,10 +35,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from load import OtherLoad
-from model import ensure_model, ensure_tokenizer
+from bench.load import OtherLoad
+from bench.model import ensure_model, ensure_tokenizer
 
 VOCAB_SIZE = 32_000
 START_S = 600.0
@@ -102,7 +100,7 @@ def _measured(args: argparse.Namespace, case: str) -> dict[int, list[dict[str, A
 
 
 def _again(args: argparse.Namespace, case: str, port: int = 0) -> list[str]:
-    command = [sys.executable, __file__, "--case", case, "--port", str(port), "--model", str(args.model)]
+    command = [sys.executable, "-m", "bench.serve", "--case", case, "--port", str(port), "--model", str(args.model)]
     for name in ("prompt", "new", "rounds", "reps", "ep_size"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     return [*command, "--clients", ",".join(map(str, args.clients))]
@@ -295,7 +293,7 @@ def _pids(names: tuple[str, ...]) -> list[int]:
                 command = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue  # it ended meanwhile
-            if any(name in command for name in names) and "bench/serve.py" not in command:
+            if any(name in command for name in names) and "bench.serve" not in command:
                 found.append(int(folder.name))
     return found
 
