@@ -9,15 +9,46 @@
 
 namespace MR_ISA {
 
-constexpr int LINE = 16;  // items of 32 bits in a cache line
+typedef uint32_t Octet __attribute__((vector_size(32), aligned(4), may_alias));
+
+template <int A, int B, int C, int D, int E, int F, int G, int H> MR_INLINE Octet shuffle(Octet x, Octet y) {
+#if defined(__clang__)
+    return __builtin_shufflevector(x, y, A, B, C, D, E, F, G, H);
+#else
+    typedef uint32_t Mask __attribute__((vector_size(32)));
+    return __builtin_shuffle(x, y, Mask{A, B, C, D, E, F, G, H});
+#endif
+}
+
+// 8 units of 8 rows, `to_stride` units from one column to the next.
+MR_INLINE void transpose(const uint32_t* const* rows, int at, uint32_t* to, int to_stride) {
+    Octet r[8], pairs[8], fours[8];
+    for (int i = 0; i < 8; i++) r[i] = *reinterpret_cast<const Octet*>(rows[i] + at);
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = shuffle<0, 8, 1, 9, 4, 12, 5, 13>(r[i], r[i + 1]);
+        pairs[i + 1] = shuffle<2, 10, 3, 11, 6, 14, 7, 15>(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(pairs[i + j], pairs[i + j + 2]);
+            fours[i + 2 * j + 1] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(pairs[i + j], pairs[i + j + 2]);
+        }
+    for (int c = 0; c < 4; c++) {
+        *reinterpret_cast<Octet*>(to + c * to_stride) = shuffle<0, 1, 2, 3, 8, 9, 10, 11>(fours[c], fours[c + 4]);
+        *reinterpret_cast<Octet*>(to + (c + 4) * to_stride) = shuffle<4, 5, 6, 7, 12, 13, 14, 15>(fours[c], fours[c + 4]);
+    }
+}
 
 // One block of 16 outputs from up to 16 rows of units of 32 bits; lanes without a row stay as they are.
 inline void pack_units(const uint32_t* const* rows, int first_lane, int last_lane, int units, uint32_t* block) {
-    for (int begin = 0; begin < units; begin += LINE) {
-        const int count = units - begin < LINE ? units - begin : LINE;
-        for (int lane = first_lane; lane < last_lane; lane++)
-            for (int i = 0; i < count; i++) block[(begin + i) * BLOCK + lane] = rows[lane][begin + i];
-    }
+    int begin = 0;
+    if (first_lane == 0 && last_lane == BLOCK)
+        for (; begin + 8 <= units; begin += 8) {
+            transpose(rows, begin, block + begin * BLOCK, BLOCK);
+            transpose(rows + 8, begin, block + begin * BLOCK + 8, BLOCK);
+        }
+    for (; begin < units; begin++)
+        for (int lane = first_lane; lane < last_lane; lane++) block[begin * BLOCK + lane] = rows[lane][begin];
 }
 
 // 8-bit items and their scales. A row of zeros has scale 0.
