@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from metrale_ray.core_claims import claims_folder
 from tests.fixtures.tiny import write_tiny
 from tests.processes import LEFT_S, OwnRay, Run, is_running, until
 
@@ -44,13 +45,18 @@ STUCK = {"load": {"cmd": "load", "phase": "validation"}, "step": {"cmd": "decode
 EXCEPTION = {"load": {"cmd": "load"}, "idle": {"cmd": "ping"}, "step": {"cmd": "decode"}}
 
 
+def shared_memory() -> set[str]:
+    """What is in shared memory, but the empty files by which all engines since the boot claim cores."""
+    return set(os.listdir("/dev/shm")) - {claims_folder().name}
+
+
 @dataclass
 class Observed:
     """A Ray, and a process that looks at it."""
 
     ray: OwnRay
     process: subprocess.Popen[str]
-    shared_memory: set[str] = field(default_factory=lambda: set(os.listdir("/dev/shm")))
+    shared_memory: set[str] = field(default_factory=shared_memory)
 
     def ask(self, question: str) -> Any:
         assert self.process.stdin is not None
@@ -60,7 +66,7 @@ class Observed:
         return json.loads(self.process.stdout.readline())
 
     def nothing_left(self) -> bool:
-        new_memory = set(os.listdir("/dev/shm")) - self.shared_memory
+        new_memory = shared_memory() - self.shared_memory
         return self.ask("left") == {"actors": [], "groups": [], "used": 0.0} and not new_memory
 
 

@@ -52,7 +52,7 @@ class Reservation:
                 raise PlacementError(unplaceable(config, self.bundle, hopeless))
             fewer = with_what_is_free(config) if may_take_fewer and now >= patient_until else None
             if fewer is not None:
-                log.warning("each rank gets %s cores, not %s: others use the rest", *_cores(fewer, config))
+                log.warning("cores of each rank: %s, not %s: others use the rest", *_cores(fewer, config))
                 config, patient_until = fewer, now + FEWER_CORES_S
                 self.remove()
                 self._ask(config)

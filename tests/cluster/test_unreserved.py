@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from metrale_ray.cluster.unreserved import largest_rest
+from metrale_ray.cluster import unreserved
+from metrale_ray.cluster.unreserved import free_cpus, largest_rest
 
 
 def node(name: str, cpus: float | None, *, alive: bool = True) -> dict[str, Any]:
@@ -35,3 +37,18 @@ def group(bundles: dict[int, dict[str, float]], places: dict[int, str], state: s
 )
 def test_the_most_that_one_node_has_left(nodes: list[Any], groups: list[Any], rest: float) -> None:
     assert largest_rest(nodes, groups) == rest
+
+
+def test_what_tasks_use_somewhere_is_taken_off_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = SimpleNamespace(
+        nodes=lambda: [node("a", 4.0), node("b", 2.0), node("c", 9.0, alive=False)],
+        available_resources=lambda: {"CPU": 2.5},
+    )
+    groups = {"g": group({0: {"CPU": 1.0}}, {0: "b"})}
+    monkeypatch.setattr(unreserved, "ray", tables)
+    monkeypatch.setattr(unreserved, "placement_group_table", lambda: groups)
+    assert free_cpus() == {"a": 1.5, "b": 0.0}  # 5 are in no group, and 2.5 of them are free
+    tables.available_resources = lambda: {"CPU": 5.0}
+    assert free_cpus() == {"a": 4.0, "b": 1.0}
+    tables.available_resources = dict  # Ray leaves out what there is nothing of
+    assert free_cpus() == {"a": 0.0, "b": 0.0}
