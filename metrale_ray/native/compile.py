@@ -47,6 +47,7 @@ SETS = (
     InstructionSet("generic", 8, ()),
     InstructionSet("avx2", 8, ("-mavx2", "-mfma"), ("x86_64",)),
     InstructionSet("avx512", 16, AVX512, ("x86_64",)),
+    InstructionSet("amx", 16, (*AVX512, "-mamx-tile", "-mamx-bf16", "-DMR_TILES"), ("x86_64",)),
 )
 
 

@@ -4,6 +4,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef MR_HAS_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "api.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -18,7 +24,25 @@ extern const Kernels kernels_of_avx2;
 extern const Kernels kernels_of_avx512;
 #endif
 
+#ifdef MR_HAS_AMX
+extern const Kernels kernels_of_amx;
+#endif
+
 namespace {
+
+#ifdef MR_HAS_AMX
+// Whether the processor has AVX-512 and tiles for bf16, and the system lets this process use them.
+bool has_tiles() {
+    constexpr unsigned TILE = 1u << 24, TILE_BF16 = 1u << 22;
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
+        !__builtin_cpu_supports("avx512dq"))
+        return false;
+    unsigned a, b, c, d;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & TILE) == 0 || (d & TILE_BF16) == 0) return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 struct Choice {
     const char* name;
@@ -40,6 +64,9 @@ const Choice* choices(int& count) {
          __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512dq")},
 #endif
+#ifdef MR_HAS_AMX
+        {"amx", &kernels_of_amx, has_tiles()},
+#endif
     };
     count = int(sizeof(all) / sizeof(all[0]));
     return all;
@@ -57,6 +84,11 @@ const Choice* chosen = best();
 }  // namespace
 
 Scratch& scratch() {
+    thread_local Scratch own;
+    return own;
+}
+
+Scratch& tile_scratch() {
     thread_local Scratch own;
     return own;
 }

@@ -5,23 +5,28 @@
 // to back. The formats:
 //   BF16  [outputs/16][inputs/2][16][2]  pairs of inputs lie together, as tile instructions want them
 //   FP32  [outputs/16][inputs][16]
-//   INT8  [outputs/16][inputs][16]       and one fp32 scale for each output
+//   INT8  [outputs/16][inputs/4][16][4]  and one fp32 scale for each output; sums are in units of Int8::UNIT scales
 // Outputs and inputs are padded with zeros.
 //
 // Rules. Each output is one running sum over the inputs in order, in fp32, whatever the number of rows or blocks: a
-// row's result does not depend on the rows beside it. Rows are fp32, their inputs padded to the format's step.
+// row's result does not depend on the rows beside it (but see tiles.h). Rows are fp32, their inputs padded to the format's
+// step.
 
 #pragma once
 
 #include <type_traits>
 
 #include "vectors.h"
+#ifdef MR_TILES
+#include "tiles.h"
+#endif
 
 namespace MR_ISA {
 
 struct Bf16 {
     typedef uint16_t Item;
     static constexpr int STEP = 2;  // inputs that are widened together
+    static constexpr float UNIT = 1;
     static MR_INLINE void widen(const Item* at, f32v (&wide)[STEP][NV]) {
         for (int v = 0; v < NV; v++) {
             u32v pairs = *reinterpret_cast<const u32v*>(at + v * W * 2);
@@ -34,6 +39,7 @@ struct Bf16 {
 struct Fp32 {
     typedef float Item;
     static constexpr int STEP = 1;
+    static constexpr float UNIT = 1;
     static MR_INLINE void widen(const Item* at, f32v (&wide)[STEP][NV]) {
         for (int v = 0; v < NV; v++) wide[0][v] = load(at + v * W);
     }
@@ -41,14 +47,23 @@ struct Fp32 {
 
 struct Int8 {
     typedef int8_t Item;
-    static constexpr int STEP = 1;
+    static constexpr int STEP = 4;
+    static constexpr float UNIT = 0x1p-24f;
+    // Each item at the top of 32 bits: that is 2**24 times itself, and one shift less than itself.
     static MR_INLINE void widen(const Item* at, f32v (&wide)[STEP][NV]) {
         for (int v = 0; v < NV; v++) {
-            i8v narrow = *reinterpret_cast<const i8v*>(at + v * W);
-            wide[0][v] = __builtin_convertvector(__builtin_convertvector(narrow, i32v), f32v);
+            u32v fours = *reinterpret_cast<const u32v*>(at + v * W * 4);
+            wide[0][v] = signed_to_f32(fours << 24);
+            wide[1][v] = signed_to_f32((fours << 16) & 0xff000000u);
+            wide[2][v] = signed_to_f32((fours << 8) & 0xff000000u);
+            wide[3][v] = signed_to_f32(fours & 0xff000000u);
         }
     }
+    static MR_INLINE f32v signed_to_f32(u32v bits) { return __builtin_convertvector(reinterpret_cast<i32v&>(bits), f32v); }
 };
+
+// The scales of a vector of outputs, for sums in the format's units.
+template <class F> MR_INLINE f32v scales_at(const float* scales) { return load(scales) * splat(F::UNIT); }
 
 template <class F> constexpr int padded_inputs(int inputs) { return (inputs + F::STEP - 1) / F::STEP * F::STEP; }
 template <class F> constexpr size_t block_items(int inputs) { return size_t(padded_inputs<F>(inputs)) * BLOCK; }
@@ -107,6 +122,10 @@ MR_INLINE void one_block(const float* const* x, int rows, const typename F::Item
 // several blocks at once, so that enough sums are under way to hide each other's latency.
 template <class F, class Done>
 MR_INLINE void product(const float* const* x, int rows, const typename F::Item* w, int blocks, int inputs, Done&& done) {
+#ifdef MR_TILES
+    if constexpr (std::is_same<F, Bf16>::value)
+        if (rows >= MIN_TILE_ROWS && inputs % TILE_INPUTS == 0) return tile_product(x, rows, w, blocks, inputs, done);
+#endif
     const size_t stride = block_items<F>(inputs);
     int block = 0;
     auto at_once = [&](auto num_rows, auto num_blocks) {

@@ -37,4 +37,5 @@ class Scratch {
     size_t size_ = 0, used_ = 0;
 };
 
-Scratch& scratch();  // the calling thread's
+Scratch& scratch();       // the calling thread's
+Scratch& tile_scratch();  // the running thread's, for rows as tiles
