@@ -13,7 +13,6 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCHMARKS := bench/decode.py bench/journal.py bench/protocol.py bench/sampler.py bench/serve.py
 
 # One thread per process: several ranks share the cores, and sums then have the same bits on every machine.
 export OMP_NUM_THREADS ?= 1
@@ -48,8 +47,8 @@ lint: $(STAMP)  ## check the format, the style and the types
 
 check: lint test  ## all that a change must pass: lint, then test
 
-bench: $(STAMP)  ## run the benchmarks, one table each
-	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+bench: $(STAMP)  ## run the benchmarks, beside the peers that bench/README.md says how to install; one page of tables
+	@$(BIN)/python -m bench.report $(ARGS)
 
 nightly: $(STAMP)  ## run all tests, the long ones too, with larger numbers
 	$(BIN)/python -m tests.run --nightly --timeout=3600 $(ARGS)
