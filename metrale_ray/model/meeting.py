@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from metrale_ray.errors import LinkLost
-from metrale_ray.model.collectives import WAIT_SLICE_S
 from metrale_ray.model.torch_distributed import first_line
+
+# Between two looks for what others say, doubled each time. The store's own wait is of no use here: a limit that passes
+# is logged as a fault of the network.
+FIRST_PAUSE_S = 0.001
+LAST_PAUSE_S = 0.05
 
 
 class Meeting:
@@ -51,22 +52,17 @@ class Meeting:
         ranks = list(ranks)
         keys = [_key(topic, rank) for rank in ranks]
         try:
-            while not self._have_come(keys):
+            pause_s = FIRST_PAUSE_S
+            while not self._store.check(keys):
                 self.check_peers()
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 if time.monotonic() >= self._deadline:
                     missing = [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
                     raise self._lost(f"nothing came from rank {', '.join(map(str, missing))}", *missing[:1])
             return [json.loads(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise self._lost(first_line(error)) from error
-
-    def _have_come(self, keys: list[str]) -> bool:
-        slice_s = max(0.001, min(WAIT_SLICE_S, self._deadline - time.monotonic()))
-        try:
-            self._store.wait(keys, timedelta(seconds=slice_s))
-        except dist.DistStoreError:  # the slice's end
-            return False
-        return True
 
     def _lost(self, why: str, rank: int | None = None) -> LinkLost:
         return LinkLost(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Sums and broadcasts between the processes of one host, through a segment of memory that all of them have mapped.
+// Sums, broadcasts and gathers between the processes of one host, through a segment of memory that all of them have
+// mapped.
 //
 // The segment: a header, a line of counters for each rank, and two slots for each rank. Only a rank itself writes its
 // line's counters (but `sleepers`) and its slots. Payloads go through the slots chunk by chunk, in turns through one and the
@@ -19,6 +20,7 @@
 // Leaves out: how the segment comes to the processes, and who looks after those that died.
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,6 +48,8 @@ constexpr int MAX_RANKS_WITHOUT_PARTS = 3;
 constexpr int64_t MAX_BYTES_WITHOUT_PARTS = 16 * 1024;
 constexpr int64_t PART_ITEMS = 64;  // parts begin at whole lines, whatever the format
 constexpr int SPINS_PER_LOOK = 32;  // between two looks at the clock
+// After so long, a spinning rank lets others run at each look: the one that it waits for may be on the same core.
+constexpr int64_t YIELD_AFTER_NS = 5000;
 
 struct Header {
     uint64_t magic, token;
@@ -124,6 +128,19 @@ class End {
         return DONE;
     }
 
+    // `out` is the root's alone: what rank n has goes to n * bytes.
+    int32_t gather(int root, const char* data, int64_t bytes, char* out, int64_t timeout_ns) {
+        set_deadline(timeout_ns);
+        while (done_ < bytes) {
+            int64_t count = std::min(bytes - done_, slot_bytes_);
+            int32_t outcome = gather_chunk(root, data + done_, count, rank_ == root ? out + done_ : nullptr, bytes);
+            if (outcome != DONE) return outcome;
+            end_chunk(count);
+        }
+        done_ = 0;
+        return DONE;
+    }
+
     int32_t awaited() const { return awaited_; }
 
     void leave() {
@@ -170,6 +187,23 @@ class End {
         int32_t outcome = wait_for(root, stage_);
         if (outcome == DONE) std::memcpy(data, slot(root, turn_), size_t(bytes));
         return outcome;
+    }
+
+    int32_t gather_chunk(int root, const char* data, int64_t count, char* out, int64_t stride) {
+        if (at_ == At::ENTRY) {
+            if (rank_ != root) {
+                int32_t outcome = wait_for_all(begun_);
+                if (outcome != DONE) return outcome;
+                std::memcpy(slot(rank_, turn_), data, size_t(count));
+            }
+            begin_chunk();
+        }
+        for (int rank = 0; rank < world_ && rank_ == root; rank++) {
+            int32_t outcome = rank == root ? int32_t(DONE) : wait_for(rank, stage_);
+            if (outcome != DONE) return outcome;
+            std::memcpy(out + rank * stride, rank == root ? data : slot(rank, turn_), size_t(count));
+        }
+        return DONE;
     }
 
     // What the others need of this rank's payload: of a large one all but the part that it adds up itself.
@@ -237,7 +271,7 @@ class End {
     int32_t wait_for(int rank, uint32_t stage) {
         if (has_reached(rank, stage)) return DONE;
         awaited_ = rank;
-        const int64_t spin_until = std::min(now_ns() + spin_ns_, deadline_ns_);
+        const int64_t began = now_ns(), spin_until = std::min(began + spin_ns_, deadline_ns_);
         for (;;) {
             for (int spins = 0; spins < SPINS_PER_LOOK; spins++) {
                 if (has_reached(rank, stage)) return DONE;
@@ -245,6 +279,7 @@ class End {
             }
             int64_t now = now_ns();
             if (now >= spin_until) sleep_until_change(rank, stage, deadline_ns_ - now);
+            else if (now >= began + YIELD_AFTER_NS) sched_yield();
             // In this order: a rank that leaves has done its steps before.
             bool has_left = counters(rank).left.load(std::memory_order_acquire) != 0;
             if (has_reached(rank, stage)) return DONE;
@@ -323,6 +358,11 @@ MR_API int32_t mr_shared_sum(void* end, void* data, int64_t items, int32_t forma
 // Give every rank what `root` has at `data`.
 MR_API int32_t mr_shared_broadcast(void* end, int32_t root, void* data, int64_t bytes, int64_t timeout_us) {
     return end_of(end).broadcast(root, static_cast<char*>(data), bytes, timeout_us * 1000);
+}
+
+// Give `root` what every rank has at `data`: rank n's at `out` + n * bytes, which is null elsewhere.
+MR_API int32_t mr_shared_gather(void* end, int32_t root, const void* data, int64_t bytes, void* out, int64_t timeout_us) {
+    return end_of(end).gather(root, static_cast<const char*>(data), bytes, static_cast<char*>(out), timeout_us * 1000);
 }
 
 // The rank that was waited for last.
