@@ -49,16 +49,20 @@ SETS = (
     InstructionSet("avx512", 16, AVX512, ("x86_64",)),
     InstructionSet("amx", 16, (*AVX512, "-mamx-tile", "-mamx-bf16", "-DMR_TILES"), ("x86_64",)),
 )
+# The text of the widest sets, tiles too, without their instructions: runs anywhere, slowly. For tests.
+WIDE = InstructionSet("wide", 16, ("-DMR_TILES", "-DMR_TILES_EMULATED"))
 
 
-def compile_library(library: Path = LIBRARY, extra_flags: Sequence[str] = ()) -> list[str]:
+def compile_library(
+    library: Path = LIBRARY, extra_flags: Sequence[str] = (), sets: Sequence[InstructionSet] = SETS
+) -> list[str]:
     """Build `library` and give the names of the instruction sets in it. Raises BuildFailed."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="metrale-native-") as folder:
         build = _Build(compiler, Path(folder), tuple(extra_flags))
-        sets = [s for s in SETS if not s.machines or platform.machine() in s.machines]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            kernels = dict(zip(sets, threads.map(build.kernels, sets), strict=True))
+        fitting = [s for s in sets if not s.machines or platform.machine() in s.machines]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            kernels = dict(zip(fitting, threads.map(build.kernels, fitting), strict=True))
             known = [s for s, built in kernels.items() if built is not None]
             if not known:
                 raise BuildFailed(f"{compiler} cannot compile {KERNELS}:\n{build.complaint}")
@@ -100,6 +104,7 @@ class _Build:
             return self._compile(KERNELS, f"kernels_{name}.o", (*instruction_set.flags, *defines))
         except BuildFailed as error:
             self.complaint = str(error)
+            print(f"the kernels for {name} were left out: {self.complaint}", file=sys.stderr)
             return None
 
     def common(self, name: str, sets: Sequence[InstructionSet]) -> Path:

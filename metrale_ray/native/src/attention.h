@@ -12,9 +12,6 @@
 
 #pragma once
 
-#include <atomic>
-#include <limits>
-
 #include "parallel.h"
 #include "product.h"
 #include "rows.h"
@@ -108,7 +105,7 @@ template <class F> class AttentionUnit {
         for (int r = 0; r < rows; r++) {
             query_starts_[r] = queries_ + r * MAX_HEAD_DIM;
             score_starts_[r] = scores_[r];
-            largest_[r] = -std::numeric_limits<float>::infinity();
+            largest_[r] = -__builtin_inff();
             total_[r] = 0;
             std::memset(sums_ + r * MAX_HEAD_DIM, 0, layout.padded_dim * sizeof(float));
         }
@@ -165,7 +162,7 @@ template <class F> class AttentionUnit {
     void soften(int r, int chunk, int end, int first, int last) {
         float* scores = scores_[r];
         const int width = (end - chunk + W - 1) / W * W;
-        const float none = -std::numeric_limits<float>::infinity();
+        const float none = -__builtin_inff();
         for (int i = 0; i < width && chunk + i < first; i++) scores[i] = none;
         for (int i = last + 1 - chunk < 0 ? 0 : last + 1 - chunk; i < width; i++) scores[i] = none;
         f32v largest = splat(largest_[r]);
@@ -184,7 +181,7 @@ template <class F> class AttentionUnit {
             total += weight;
             store(scores + i, weight);
         }
-        const float before = std::exp(largest_[r] - top);
+        const float before = __builtin_expf(largest_[r] - top);
         total_[r] = total_[r] * before + sum(total);
         if (before != 1.0f)
             for (int d = 0; d < layout_.padded_dim; d += W)
@@ -253,9 +250,9 @@ template <class F> class AttentionStep {
 
     void run(int threads) {
         plan();
-        std::atomic<int> next{0};
+        int next = 0;  // unit
         parallel(threads < num_units_ ? threads : num_units_, [&](Team& team) {
-            for (int u = next.fetch_add(1); u < num_units_; u = next.fetch_add(1)) attend(units_[u]);
+            for (int u = take(next); u < num_units_; u = take(next)) attend(units_[u]);
             team.barrier();
             if (num_partials_ == 0) return;
             int64_t from, to;
@@ -265,6 +262,8 @@ template <class F> class AttentionStep {
     }
 
   private:
+    // The next unit's number, each given once.
+    static int take(int& next) { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
     int first_seen(int position) const { return window_ > 0 && position + 1 > window_ ? position + 1 - window_ : 0; }
     bool is_single(int span) const { return spans_.first_row[span + 1] - spans_.first_row[span] == 1; }
     int num_parts(int span) const {
@@ -351,12 +350,12 @@ template <class F> class AttentionStep {
         if (parts == 1) return;
         const Unit* units = units_ + first_unit_[span] + head * parts;
         for (int g = 0; g < group_; g++) {
-            float largest = -std::numeric_limits<float>::infinity(), total = 0;
+            float largest = -__builtin_inff(), total = 0;
             auto part = [&](int p) { return units[p].partial + size_t(g) * (layout_.padded_dim + 2); };
             for (int p = 0; p < parts; p++) largest = part(p)[0] > largest || part(p)[0] != part(p)[0] ? part(p)[0] : largest;
             float sums[MAX_HEAD_DIM] = {};
             for (int p = 0; p < parts; p++) {
-                const float scale = std::exp(part(p)[0] - largest);
+                const float scale = __builtin_expf(part(p)[0] - largest);
                 total += scale * part(p)[1];
                 for (int d = 0; d < layout_.head_dim; d++) sums[d] += scale * part(p)[2 + d];
             }

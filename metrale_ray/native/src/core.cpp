@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #ifdef MR_HAS_AMX
 #include <cpuid.h>
@@ -14,6 +15,9 @@
 #include "kernels.h"
 #include "scratch.h"
 
+#ifdef MR_HAS_WIDE
+extern const Kernels kernels_of_wide;
+#endif
 #ifdef MR_HAS_GENERIC
 extern const Kernels kernels_of_generic;
 #endif
@@ -53,6 +57,9 @@ struct Choice {
 // Best last.
 const Choice* choices(int& count) {
     static const Choice all[] = {
+#ifdef MR_HAS_WIDE
+        {"wide", &kernels_of_wide, true},
+#endif
 #ifdef MR_HAS_GENERIC
         {"generic", &kernels_of_generic, true},
 #endif
@@ -82,6 +89,18 @@ const Choice* best() {
 const Choice* chosen = best();
 
 }  // namespace
+
+Scratch::~Scratch() { std::free(memory_); }
+
+void Scratch::grow(size_t bytes) {
+    std::free(memory_);
+    size_ = (bytes + 4095) / 4096 * 4096;
+    memory_ = static_cast<char*>(std::aligned_alloc(4096, size_));
+    if (memory_ == nullptr) {
+        size_ = 0;
+        throw std::bad_alloc();
+    }
+}
 
 Scratch& scratch() {
     thread_local Scratch own;

@@ -24,7 +24,7 @@ MR_INLINE float inverse_rms(const void* items, int32_t format, int width, float 
         squares += value * value;
     }
     for (; i < width; i++) rest += item_at(items, format, i) * item_at(items, format, i);
-    return 1.0f / std::sqrt((sum(squares) + rest) / float(width) + eps);
+    return 1.0f / __builtin_sqrtf((sum(squares) + rest) / float(width) + eps);
 }
 
 MR_INLINE float rounded(float value, int32_t format) { return format == BF16 ? bf16_to_f32(f32_to_bf16(value)) : value; }
@@ -87,14 +87,16 @@ inline void rotate(const Rows* x, int32_t heads, int32_t head_dim, const void* n
     });
 }
 
-// Softmax over all experts, then the `per_token` largest, the one with the lower number first on a tie.
+// Softmax over all experts, then the `per_token` largest, the one with the lower number first on a tie. Where a score is no
+// number, or the largest is infinite, the weights are none, as of softmax, and the first experts are chosen.
 MR_INLINE void route_row(const Rows& scores, int64_t row, int experts, int per_token, bool normalize, bool round,
                          int32_t* chosen, float* weights) {
     float wide[MAX_EXPERTS + W];
     wide[0] = 0;
     widen_row(row_at(scores, row), scores.format, experts, experts, wide);
     float largest = wide[0];
-    for (int e = 1; e < experts; e++) largest = wide[e] > largest ? wide[e] : largest;
+    for (int e = 1; e < experts; e++) largest = wide[e] > largest || wide[e] != wide[e] ? wide[e] : largest;
+    const bool is_none = !(largest - largest == 0);
     for (int e = experts; e < experts + W; e++) wide[e] = largest;
     float total = 0;
     for (int e = 0; e < experts; e += W) store(wide + e, exp(load(wide + e) - splat(largest)));
@@ -109,6 +111,8 @@ MR_INLINE void route_row(const Rows& scores, int64_t row, int experts, int per_t
         wide[best] = -1.0f;
     }
     for (int k = 0; k < per_token; k++) {
+        if (is_none) chosen[k] = k;
+        if (is_none) weights[k] = __builtin_nanf("");
         if (normalize) weights[k] /= chosen_total;
         if (round) weights[k] = rounded(weights[k], scores.format);
     }

@@ -73,13 +73,16 @@ constexpr int MAX_ROWS = W == 16 ? 8 : 6;  // of one product: their sums stay in
 constexpr int PANEL_ROWS = 8 * MAX_ROWS;   // rows that stay in the cache while blocks of weights pass
 constexpr int AHEAD_BYTES = 1024;          // how far ahead of a stream its lines are asked for
 
+// The sums of M rows times NB blocks that lie `stride` items apart: into `sums` [M][NB][BLOCK]. They stay in registers
+// while the inputs pass. Kernels call it instead of inlining it, so its few forms are compiled once.
 template <class F, int M, int NB>
-MR_INLINE void dot(const float* const* x, const typename F::Item* w, size_t stride, int inputs, f32v (&sums)[M][NB][NV]) {
+__attribute__((noinline)) void dot(const float* const* x, const typename F::Item* w, size_t stride, int inputs, float* sums) {
     const float* rows[M];
+    f32v total[M][NB][NV];
     for (int m = 0; m < M; m++) {
         rows[m] = x[m];
         for (int b = 0; b < NB; b++)
-            for (int v = 0; v < NV; v++) sums[m][b][v] = f32v{};
+            for (int v = 0; v < NV; v++) total[m][b][v] = f32v{};
     }
     for (int k = 0; k < inputs; k += F::STEP) {
         for (int b = 0; b < NB; b++) {
@@ -89,37 +92,51 @@ MR_INLINE void dot(const float* const* x, const typename F::Item* w, size_t stri
             F::widen(at, wide);
             for (int s = 0; s < F::STEP; s++)
                 for (int m = 0; m < M; m++)
-                    for (int v = 0; v < NV; v++) sums[m][b][v] += rows[m][k + s] * wide[s][v];
+                    for (int v = 0; v < NV; v++) total[m][b][v] += rows[m][k + s] * wide[s][v];
         }
     }
-}
-
-// `rows` rows, at most MAX_ROWS, times `NB` blocks that lie `stride` items apart; calls done(row, block, sums[NV]).
-template <class F, int NB, int M, class Done>
-MR_INLINE void product_of(const float* const* x, const typename F::Item* w, size_t stride, int inputs, Done&& done) {
-    f32v sums[M][NB][NV];
-    dot<F, M, NB>(x, w, stride, padded_inputs<F>(inputs), sums);
     for (int m = 0; m < M; m++)
-        for (int b = 0; b < NB; b++) done(m, b, sums[m][b]);
+        for (int b = 0; b < NB; b++)
+            for (int v = 0; v < NV; v++) store(sums + (m * NB + b) * BLOCK + v * W, total[m][b][v]);
 }
 
-// Rows up to MAX_ROWS of one block.
-template <class F, class Done>
-MR_INLINE void one_block(const float* const* x, int rows, const typename F::Item* w, int inputs, Done&& done) {
+// `rows` rows times `blocks` blocks: up to MAX_ROWS times one, and as many blocks as blocks_at_once() says.
+template <class F>
+MR_INLINE void dot_some(const float* const* x, int rows, const typename F::Item* w, size_t stride, int blocks, int inputs, float* sums) {
     switch (rows) {
-        case 1: return product_of<F, 1, 1>(x, w, 0, inputs, done);
-        case 2: return product_of<F, 1, 2>(x, w, 0, inputs, done);
-        case 3: return product_of<F, 1, 3>(x, w, 0, inputs, done);
-        case 4: return product_of<F, 1, 4>(x, w, 0, inputs, done);
-        case 5: return product_of<F, 1, 5>(x, w, 0, inputs, done);
-        case 6: return product_of<F, 1, 6>(x, w, 0, inputs, done);
-        case 7: if constexpr (MAX_ROWS > 6) return product_of<F, 1, 7>(x, w, 0, inputs, done); break;
-        case 8: if constexpr (MAX_ROWS > 6) return product_of<F, 1, 8>(x, w, 0, inputs, done); break;
+        case 1: return blocks > 1 ? dot<F, 1, 4>(x, w, stride, inputs, sums) : dot<F, 1, 1>(x, w, stride, inputs, sums);
+        case 2: return blocks > 1 ? dot<F, 2, 2>(x, w, stride, inputs, sums) : dot<F, 2, 1>(x, w, stride, inputs, sums);
+        case 3: return blocks > 1 ? dot<F, 3, 2>(x, w, stride, inputs, sums) : dot<F, 3, 1>(x, w, stride, inputs, sums);
+        case 4: return dot<F, 4, 1>(x, w, stride, inputs, sums);
+        case 5: return dot<F, 5, 1>(x, w, stride, inputs, sums);
+        case 6: return dot<F, 6, 1>(x, w, stride, inputs, sums);
+        case 7: if constexpr (MAX_ROWS > 6) return dot<F, 7, 1>(x, w, stride, inputs, sums); break;
+        case 8: if constexpr (MAX_ROWS > 6) return dot<F, 8, 1>(x, w, stride, inputs, sums); break;
     }
 }
+// Few rows go over several blocks at once, so that enough sums are under way to hide each other's latency.
+MR_INLINE int blocks_at_once(int rows) { return rows == 1 ? 4 : rows == 2 || rows == 3 ? 2 : 1; }
 
-// Any number of rows times consecutive blocks; calls done(row, block, sums[NV]) for each row and block. Few rows go over
-// several blocks at once, so that enough sums are under way to hide each other's latency.
+// Calls done(row, block, sums[NV]) for each of `rows` rows and `blocks` blocks of `sums`, the rows from `row` on and the
+// blocks from `block` on.
+template <class Done> MR_INLINE void hand_over(const float* sums, int row, int rows, int block, int blocks, Done&& done) {
+    for (int m = 0; m < rows; m++)
+        for (int b = 0; b < blocks; b++) {
+            f32v values[NV];
+            for (int v = 0; v < NV; v++) values[v] = load(sums + (m * blocks + b) * BLOCK + v * W);
+            done(row + m, block + b, values);
+        }
+}
+
+// Up to MAX_ROWS rows times one block; calls done(row, 0, sums[NV]) for each row.
+template <class F, class Done>
+MR_INLINE void one_block(const float* const* x, int rows, const typename F::Item* w, int inputs, Done&& done) {
+    alignas(64) float sums[MAX_ROWS * BLOCK];
+    dot_some<F>(x, rows, w, 0, 1, padded_inputs<F>(inputs), sums);
+    hand_over(sums, 0, rows, 0, 1, done);
+}
+
+// Any number of rows times consecutive blocks; calls done(row, block, sums[NV]) for each row and block.
 template <class F, class Done>
 MR_INLINE void product(const float* const* x, int rows, const typename F::Item* w, int blocks, int inputs, Done&& done) {
 #ifdef MR_TILES
@@ -127,24 +144,15 @@ MR_INLINE void product(const float* const* x, int rows, const typename F::Item* 
         if (rows >= MIN_TILE_ROWS && inputs % TILE_INPUTS == 0) return tile_product(x, rows, w, blocks, inputs, done);
 #endif
     const size_t stride = block_items<F>(inputs);
-    int block = 0;
-    auto at_once = [&](auto num_rows, auto num_blocks) {
-        constexpr int M = decltype(num_rows)::value, NB = decltype(num_blocks)::value;
-        for (; block + NB <= blocks; block += NB)
-            product_of<F, NB, M>(x, w + size_t(block) * stride, stride, inputs,
-                                 [&](int m, int b, const f32v(&sums)[NV]) { done(m, block + b, sums); });
-    };
-    typedef std::integral_constant<int, 1> One;
-    typedef std::integral_constant<int, 2> Two;
-    typedef std::integral_constant<int, 3> Three;
-    typedef std::integral_constant<int, 4> Four;
-    if (rows == 1) at_once(One(), Four());
-    if (rows == 2) at_once(Two(), Two());
-    if (rows == 3) at_once(Three(), Two());
-    for (; block < blocks; block++)
-        for (int row = 0; row < rows; row += MAX_ROWS)
-            one_block<F>(x + row, rows - row < MAX_ROWS ? rows - row : MAX_ROWS, w + size_t(block) * stride, inputs,
-                         [&](int m, int, const f32v(&sums)[NV]) { done(row + m, block, sums); });
+    alignas(64) float sums[MAX_ROWS * BLOCK];
+    for (int block = 0, some_blocks; block < blocks; block += some_blocks) {
+        some_blocks = block + blocks_at_once(rows) <= blocks ? blocks_at_once(rows) : 1;
+        for (int row = 0; row < rows; row += MAX_ROWS) {
+            const int some_rows = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
+            dot_some<F>(x + row, some_rows, w + size_t(block) * stride, stride, some_blocks, padded_inputs<F>(inputs), sums);
+            hand_over(sums, row, some_rows, block, some_blocks, done);
+        }
+    }
 }
 
 }  // namespace MR_ISA

@@ -56,7 +56,7 @@ MR_INLINE void put_block(void* row, int32_t format, int first, int width, const 
 MR_INLINE f32v activate(f32v x, int32_t activation) {
     switch (activation) {
         case SILU: return x * reciprocal(splat(1.0f) + exp(-x));
-        case RELU: return max(x, splat(0.0f));
+        case RELU: return select(x < splat(0.0f), splat(0.0f), x);  // what is no number stays none
         case GELU_TANH: {
             // 0.5 x (1 + tanh(u)) = x · sigmoid(2u)
             f32v u = splat(0.7978845608028654f) * (x + splat(0.044715f) * x * x * x);
@@ -64,7 +64,7 @@ MR_INLINE f32v activate(f32v x, int32_t activation) {
         }
         default: {
             f32v result;
-            for (int i = 0; i < W; i++) result[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.7071067811865476f));
+            for (int i = 0; i < W; i++) result[i] = 0.5f * x[i] * (1.0f + __builtin_erff(x[i] * 0.7071067811865476f));
             return result;
         }
     }

@@ -4,26 +4,17 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
-#include <new>
 
 // Inlined always: kernels of several instruction sets are linked together, and a shared copy would be of one of them.
 #define SCRATCH_INLINE inline __attribute__((always_inline))
 
 class Scratch {
   public:
-    ~Scratch() { std::free(memory_); }
+    ~Scratch();
     // Everything given out before becomes invalid.
     SCRATCH_INLINE void reset(size_t bytes) {
         used_ = 0;
-        if (bytes <= size_) return;
-        std::free(memory_);
-        size_ = (bytes + 4095) / 4096 * 4096;
-        memory_ = static_cast<char*>(std::aligned_alloc(4096, size_));
-        if (memory_ == nullptr) {
-            size_ = 0;
-            throw std::bad_alloc();
-        }
+        if (bytes > size_) grow(bytes);
     }
     template <class T> SCRATCH_INLINE T* take(size_t count) {
         T* taken = reinterpret_cast<T*>(memory_ + used_);
@@ -33,6 +24,8 @@ class Scratch {
     template <class T> SCRATCH_INLINE static size_t bytes_of(size_t count) { return (count * sizeof(T) + 63) / 64 * 64; }
 
   private:
+    void grow(size_t bytes);  // throws std::bad_alloc
+
     char* memory_ = nullptr;
     size_t size_ = 0, used_ = 0;
 };
