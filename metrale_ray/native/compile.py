@@ -24,8 +24,17 @@ SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "libmetrale_native.so"
 COMMON = ("parallel.cpp", "core.cpp", "shared.cpp")
 KERNELS = "kernels.cpp"
-FLAGS: tuple[str, ...] = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno")
-FLAGS += ("-Wall", "-Wextra", "-Wno-psabi")
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+)
 COMPILERS = ("c++", "g++", "clang++")
 
 
