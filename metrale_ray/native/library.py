@@ -153,6 +153,16 @@ def build() -> str:
     return str(function("mr_build", c_char_p)().decode())
 
 
+def share_openmp(core: ctypes.CDLL) -> bool:
+    """Let the core use the OpenMP threads that this process has already, as torch's products do; whether it has any."""
+    process = ctypes.CDLL(None)
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    if not all(hasattr(process, name) for name in names):
+        return False
+    core.mr_use_openmp(*(ctypes.cast(process[name], c_void_p) for name in names))
+    return True
+
+
 @functools.cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
     path = Path(os.environ.get(LIBRARY_VAR) or LIBRARY)
@@ -178,13 +188,5 @@ def _fitting(core: ctypes.CDLL, path: Path) -> tuple[ctypes.CDLL | None, str]:
     built_from = core.mr_build().decode().split(" ", 1)[0]
     if built_from != sources_digest():
         return None, f"{path} was built from other sources; {HOW_TO_BUILD}"
-    _share_openmp(core)
+    share_openmp(core)
     return core, ""
-
-
-def _share_openmp(core: ctypes.CDLL) -> None:
-    """Let the core use the OpenMP threads that this process has already, which torch's products use too."""
-    process = ctypes.CDLL(None)
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    if all(hasattr(process, name) for name in names):
-        core.mr_use_openmp(*(ctypes.cast(process[name], c_void_p) for name in names))

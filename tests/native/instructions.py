@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch  # noqa: F401  its OpenMP is there when the core is loaded
 from hypothesis import settings
 
 from metrale_ray.native import library
