@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from metrale_ray.errors import CheckpointError
 from metrale_ray.model.decoder_config import DecoderConfig, MoeConfig
 from metrale_ray.model.experts.placement import experts_of
@@ -95,11 +93,6 @@ def _first_names(layout: ExpertsLayout) -> tuple[str, ...]:
     if isinstance(layout, ExpertsFused):
         return layout.gate_up, layout.down
     return tuple(name.format(E=0) for name in (layout.gate, layout.up, layout.down))
-
-
-def parameter_bytes(shapes: Mapping[str, Shape], dtype: torch.dtype) -> int:
-    """The memory of parameters of these shapes."""
-    return sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize
 
 
 class _Planner:

@@ -17,10 +17,10 @@ from metrale_ray.errors import CheckpointError
 from metrale_ray.model.checkpoint import Checkpoint, TensorReader, TensorRecord
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.families import family_of
-from metrale_ray.model.kernels.layout import Layout, Plain
+from metrale_ray.model.kernels.layout import Layout, Plain, Stored
 from metrale_ray.model.kv_cache import kv_block_bytes
 from metrale_ray.model.safetensors_file import first_few
-from metrale_ray.model.shard_plan import HEAD_NAME, Piece, Shape, ShardPlan, choose_layout, parameter_bytes, plan_shard
+from metrale_ray.model.shard_plan import HEAD_NAME, Piece, Shape, ShardPlan, choose_layout, plan_shard
 
 # Both sizes that a rank plans its memory with are found here.
 __all__ = [
@@ -58,7 +58,8 @@ def shard_bytes(
     checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int, dtype: torch.dtype, layout: Layout = PLAIN
 ) -> int:
     """The memory that this rank's weights will take, known before anything is read. Raises CheckpointError."""
-    return parameter_bytes(_stored_shapes(plan_weights(checkpoint, config, rank, world), dtype, layout), dtype)
+    plan = plan_weights(checkpoint, config, rank, world)
+    return sum(stored.num_bytes for held in _stored(plan, dtype, layout).values() for stored in held.values())
 
 
 def load_weights(
@@ -70,8 +71,11 @@ def load_weights(
     layout: Layout = PLAIN,
 ) -> Weights:
     """Read this rank's share. `on_progress(done, total)` counts bytes of the files. Raises CheckpointError."""
-    stored = _stored_shapes(plan, dtype, layout)
-    weights = {name: _memory_for(shape, plan.shapes[name], device, dtype) for name, shape in stored.items()}
+    weights = {
+        name: _memory_for(stored, plan.shapes[parameter], device)
+        for parameter, held in _stored(plan, dtype, layout).items()
+        for name, stored in held.items()
+    }
     work = [(tensors[piece.name], piece) for piece in plan.pieces if piece.parameter is not None]
     work.sort(key=lambda item: (item[0].file, item[0].offset))  # files are read from front to back
     total_bytes, done_bytes = sum(_bytes_read(record, piece, plan) for record, piece in work), 0
@@ -79,20 +83,21 @@ def load_weights(
     with TensorReader() as reader:
         for record, piece in work:
             parameter = _parameter(piece)
-            layout.read(reader, record, piece, plan.shapes[parameter], weights[parameter])
+            layout.read(reader, record, piece, plan.shapes[parameter], weights)
             done_bytes += _bytes_read(record, piece, plan)
             on_progress(done_bytes, total_bytes)
     return weights
 
 
-def _stored_shapes(plan: ShardPlan, dtype: torch.dtype, layout: Layout) -> dict[str, Shape]:
-    return {name: layout.stored_shape(name, shape, dtype, is_tied=plan.is_tied) for name, shape in plan.shapes.items()}
+def _stored(plan: ShardPlan, dtype: torch.dtype, layout: Layout) -> dict[str, dict[str, Stored]]:
+    """The tensors that hold each parameter."""
+    return {name: layout.tensors(name, shape, dtype, is_tied=plan.is_tied) for name, shape in plan.shapes.items()}
 
 
-def _memory_for(stored: Shape, shape: Shape, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _memory_for(stored: Stored, shape: Shape, device: torch.device) -> torch.Tensor:
     """Of a parameter; where a layout pads it, what no piece fills is zero."""
-    make = torch.empty if math.prod(stored) == math.prod(shape) else torch.zeros
-    return make(stored, device=device, dtype=dtype)
+    make = torch.empty if math.prod(stored.shape) == math.prod(shape) else torch.zeros
+    return make(stored.shape, device=device, dtype=stored.dtype)
 
 
 def _parameter(piece: Piece) -> str:

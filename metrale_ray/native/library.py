@@ -22,7 +22,7 @@ HOW_TO_BUILD = "with a C++ compiler installed, `python -m metrale_ray.native.com
 
 FP32, BF16, INT8, FP16 = 0, 1, 2, 3
 BLOCK = 16  # outputs of a packed block
-STEPS = {FP32: 1, BF16: 2, INT8: 1}  # inputs that lie together
+STEPS = {FP32: 1, BF16: 2, INT8: 4}  # inputs that lie together
 MAX_HEAD_DIM = 256
 MAX_EXPERTS = 1024
 ACTIVATIONS = {"silu": 0, "swish": 0, "relu": 1, "gelu": 2, "gelu_pytorch_tanh": 3}
@@ -95,7 +95,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mr_use_instructions": (c_int32, (c_char_p,)),
     "mr_build": (c_char_p, ()),
     "mr_use_openmp": (None, (c_void_p, c_void_p, c_void_p)),
-    "mr_pack": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32)),
+    "mr_pack": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32)),
+    "mr_quantize": (None, (POINTER(Rows), c_int32, c_int32, c_void_p, c_void_p, c_int32)),
     "mr_unpack_rows": (None, (POINTER(Matrix), c_void_p, c_int32, POINTER(Rows))),
     "mr_linear": (None, (POINTER(Matrix), POINTER(Rows), POINTER(Rows), c_int32, c_int32)),
     "mr_experts": (

@@ -1,27 +1,43 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """`Layout`: how a rank's parameters lie in memory, and how a checkpoint's rows get there.
 
-Rules. Parameters have logical shapes, which the shard plan gives; a layout says what tensor holds each. `Plain` holds
+Rules. Parameters have logical shapes, which the shard plan gives; a layout says what tensors hold each. `Plain` holds
 them as they are. `Packed` holds matrices as native kernels read them: blocks of 16 outputs, each with its inputs one
-after another (see native/src/product.h); gate and up of one parameter are two matrices. Only matrices are packed, which
-names tell, never shapes.
+after another (see native/src/product.h); gate and up of one parameter are two matrices. Only matrices are packed, and
+only some of them quantised, which names tell, never shapes. A quantised parameter is held by its 8-bit items, under
+its own name, and by their scales, under `scales_of` it.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from ctypes import byref
+from typing import NamedTuple
 
 import torch
 
+from metrale_ray.model.quantization.int8 import is_quantised, quantised_rows, row_scales, scales_of
 from metrale_ray.model.safetensors_file import TensorRecord
 from metrale_ray.model.shard_plan import EMBEDDING, HEAD, Piece, Shape
 from metrale_ray.model.tensor_reader import TensorReader
 from metrale_ray.native import library
 
 MATRICES = ("qkv", "output", "gate_up", "down", "router")
-FORMATS = {torch.float32: library.FP32, torch.bfloat16: library.BF16}
+FORMATS = {torch.float32: library.FP32, torch.bfloat16: library.BF16, torch.int8: library.INT8}
+
+
+class Stored(NamedTuple):
+    """A tensor that holds a parameter, or a part of what is needed of it."""
+
+    shape: Shape
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def is_matrix(parameter: str, *, is_tied: bool) -> bool:
@@ -30,59 +46,114 @@ def is_matrix(parameter: str, *, is_tied: bool) -> bool:
 
 
 class Layout(ABC):
-    """Where the weights of one rank go."""
+    """Where the weights of one rank go. `is_quantised`: those that int8 is for are held as such."""
 
-    @abstractmethod
-    def stored_shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
-        """The shape of the tensor that holds a parameter of logical `shape`."""
+    def __init__(self, *, is_quantised: bool = False) -> None:
+        self.is_quantised = is_quantised
 
-    @abstractmethod
+    def tensors(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> dict[str, Stored]:
+        """What holds a parameter of logical `shape`, by name."""
+        if not (self.is_quantised and is_quantised(parameter)):
+            return {parameter: Stored(self._shape(parameter, shape, dtype, is_tied=is_tied), dtype)}
+        return {
+            parameter: Stored(self._shape(parameter, shape, torch.int8, is_tied=is_tied), torch.int8),
+            scales_of(parameter): Stored(self._scales_shape(parameter, shape), torch.float32),
+        }
+
     def read(
-        self, reader: TensorReader, record: TensorRecord, piece: Piece, shape: Shape, stored: torch.Tensor
+        self,
+        reader: TensorReader,
+        record: TensorRecord,
+        piece: Piece,
+        shape: Shape,
+        weights: Mapping[str, torch.Tensor],
     ) -> None:
-        """Read `piece` of a parameter of logical `shape` into the tensor that holds it. Raises CheckpointError."""
+        """Read `piece` of a parameter of logical `shape` into the tensors that hold it. Raises CheckpointError."""
+        assert piece.parameter is not None, "a piece that is read has a parameter"
+        stored, scales = weights[piece.parameter], weights.get(scales_of(piece.parameter))
+        if stored.shape == shape and scales is None:
+            reader.read_into(record, stored[piece.index] if piece.index else stored, piece.first_row)
+            return
+        # A piece without an index counts rows of its first dimension, which are whole experts where there are three.
+        first_row = piece.first_row * math.prod(shape[1:-1])
+        stored_MOI = _flat(stored, 2)
+        for matrix, output, num_rows in _runs(piece, shape, self._halves(piece.parameter)):
+            for rows_RI in reader.read_rows(record, shape[-1], first_row, num_rows, _read_as(record, stored)):
+                self._put(rows_RI, stored_MOI[matrix], output, None if scales is None else _flat(scales, 1)[matrix])
+                output += len(rows_RI)
+            first_row += num_rows
+
+    @abstractmethod
+    def _put(self, rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor | None) -> None:
+        """Whole rows, without gaps, as outputs from `first_output` on; quantised where there are scales."""
+
+    @abstractmethod
+    def _shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
+        """Of the tensor that holds a parameter's items."""
+
+    @abstractmethod
+    def _scales_shape(self, parameter: str, shape: Shape) -> Shape:
+        """Of the scales of a quantised parameter."""
+
+    @abstractmethod
+    def _halves(self, parameter: str) -> int:
+        """Into how many matrices one of the parameter is cut."""
 
 
 class Plain(Layout):
     """Parameters as they are."""
 
-    def stored_shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
-        """See Layout."""
+    def _put(self, rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor | None) -> None:
+        assert scales is not None, "what is not quantised is read in place"
+        outputs = slice(first_output, first_output + len(rows_RI))
+        scales[outputs] = row_scales(rows_RI)
+        matrix[outputs] = quantised_rows(rows_RI, scales[outputs])
+
+    def _shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
         return shape
 
-    def read(
-        self, reader: TensorReader, record: TensorRecord, piece: Piece, shape: Shape, stored: torch.Tensor
-    ) -> None:
-        """See Layout."""
-        reader.read_into(record, stored[piece.index] if piece.index else stored, piece.first_row)
+    def _scales_shape(self, parameter: str, shape: Shape) -> Shape:
+        return shape[:-1]
+
+    def _halves(self, parameter: str) -> int:
+        return 1
 
 
 class Packed(Layout):
-    """Matrices as native kernels read them."""
+    """Matrices as native kernels read them: [matrices, blocks, items of a block], scales [matrices, padded outputs]."""
 
-    def stored_shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
-        """See Layout: [matrices, blocks, items of a block] for a matrix."""
+    def _put(self, rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor | None) -> None:
+        if scales is None:
+            pack_rows(rows_RI, matrix, first_output)
+            return
+        scales[first_output : first_output + len(rows_RI)] = row_scales(rows_RI)
+        pack_quantised(rows_RI, matrix, first_output, scales)
+
+    def _shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
         if not is_matrix(parameter, is_tied=is_tied):
             return shape
         *outer, outputs, inputs = shape
-        halves = _halves(parameter)
+        halves = self._halves(parameter)
         return (math.prod(outer) * halves, *packed_shape(outputs // halves, inputs, dtype))
 
-    def read(
-        self, reader: TensorReader, record: TensorRecord, piece: Piece, shape: Shape, stored: torch.Tensor
-    ) -> None:
-        """See Layout."""
-        assert piece.parameter is not None, "a piece that is read has a parameter"
-        if stored.shape == shape:
-            Plain().read(reader, record, piece, shape, stored)
-            return
-        # A piece without an index counts rows of its first dimension, which are whole experts where there are three.
-        first_row = piece.first_row * math.prod(shape[1:-1])
-        for matrix, output, num_rows in _runs(piece, shape, _halves(piece.parameter)):
-            for rows_RI in reader.read_rows(record, shape[-1], first_row, num_rows, stored.dtype):
-                pack_rows(rows_RI, stored[matrix], output)
-                output += len(rows_RI)
-            first_row += num_rows
+    def _scales_shape(self, parameter: str, shape: Shape) -> Shape:
+        matrices, blocks, _ = self._shape(parameter, shape, torch.int8, is_tied=False)
+        return matrices, blocks * library.BLOCK
+
+    def _halves(self, parameter: str) -> int:
+        return 2 if parameter.endswith("gate_up") else 1
+
+
+def _read_as(record: TensorRecord, stored: torch.Tensor) -> torch.dtype:
+    """The dtype that rows are read in; what is quantised comes from exactly what the file holds."""
+    if stored.dtype != torch.int8:
+        return stored.dtype
+    return torch.bfloat16 if record.dtype == "BF16" else torch.float32
+
+
+def _flat(tensor: torch.Tensor, num_dimensions: int) -> torch.Tensor:
+    """Its last dimensions, and one of all others: one entry for each matrix."""
+    return tensor.view(-1, *tensor.shape[tensor.dim() - num_dimensions :])
 
 
 def packed_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -103,10 +174,19 @@ def pack_rows(rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int) ->
         first_output,
         len(rows_RI),
         rows_RI.shape[1],
-        kind,
         matrix.data_ptr(),
-        None,
         torch.get_num_threads(),
+    )
+
+
+def pack_quantised(rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor) -> None:
+    """Write rows, or some columns of them, as outputs from `first_output` on, in steps of the scales of all outputs."""
+    assert rows_RI.stride(1) == 1 or rows_RI.shape[1] <= 1, "a row has no gaps"
+    core = library.library()
+    assert core is not None, "packed weights are for native kernels"
+    rows = library.Rows(rows_RI.data_ptr(), rows_RI.stride(0), len(rows_RI), FORMATS[rows_RI.dtype])
+    core.mr_quantize(
+        byref(rows), rows_RI.shape[1], first_output, scales.data_ptr(), matrix.data_ptr(), torch.get_num_threads()
     )
 
 
@@ -116,10 +196,6 @@ def packed(weight_OI: torch.Tensor) -> torch.Tensor:
     stored = weight_OI.new_zeros((1, *packed_shape(outputs, inputs, weight_OI.dtype)))
     pack_rows(weight_OI.contiguous(), stored[0], 0)
     return stored
-
-
-def _halves(parameter: str) -> int:
-    return 2 if parameter.endswith("gate_up") else 1
 
 
 def _runs(piece: Piece, shape: Shape, halves: int) -> Iterator[tuple[int, int, int]]:

@@ -88,7 +88,8 @@ template <class F, int M>
 MR_INLINE void add_values(const float* const* weights, const typename F::Item* values, int from, int to, f32v (&sums)[M][NV]) {
     for (int k = from / F::STEP * F::STEP; k < to; k += F::STEP) {
         f32v wide[F::STEP][NV];
-        F::widen(values + size_t(k) * BLOCK, wide);
+        F::template widen<0>(values + size_t(k) * BLOCK, wide[0]);
+        if constexpr (F::STEP == 2) F::template widen<1>(values + size_t(k) * BLOCK, wide[1]);
         for (int s = 0; s < F::STEP; s++) {
             if (k + s < from || k + s >= to) continue;
             for (int m = 0; m < M; m++)

@@ -132,9 +132,14 @@ MR_API int mr_use_instructions(const char* name) {
 // What the library was built from and with.
 MR_API const char* mr_build() { return MR_SOURCES " " __VERSION__; }
 
-MR_API void mr_pack(const void* rows, int32_t row_format, int32_t first_row, int32_t num_rows, int32_t inputs, int32_t format,
-                    void* items, float* scales, int32_t threads) {
-    chosen->kernels->pack(rows, row_format, first_row, num_rows, inputs, format, items, scales, threads);
+MR_API void mr_pack(const void* rows, int32_t format, int32_t first_row, int32_t num_rows, int32_t inputs, void* items,
+                    int32_t threads) {
+    chosen->kernels->pack(rows, format, first_row, num_rows, inputs, items, threads);
+}
+
+MR_API void mr_quantize(const Rows* rows, int32_t inputs, int32_t first_output, const float* scales, void* items,
+                        int32_t threads) {
+    chosen->kernels->quantize(rows, inputs, first_output, scales, items, threads);
 }
 
 MR_API void mr_unpack_rows(const Matrix* matrix, const int64_t* numbers, int32_t count, const Rows* out) {

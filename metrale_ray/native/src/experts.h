@@ -124,14 +124,15 @@ template <class F> class ExpertsStep {
             product<F>(rows, count, gate, to - from, experts_.hidden, [&](int r, int b, const f32v(&sums)[NV]) {
                 float* at = inner_ + size_t(begin + r) * inner_width_ + (from + b) * BLOCK;
                 for (int v = 0; v < NV; v++) {
-                    f32v value = scales == nullptr ? sums[v] : sums[v] * load(scales + (from + b) * BLOCK + v * W);
+                    f32v value = scales == nullptr ? sums[v] : sums[v] * scales_at<F>(scales + (from + b) * BLOCK + v * W);
                     store(at + v * W, activate(value, experts_.activation));
                 }
             });
             product<F>(rows, count, up, to - from, experts_.hidden, [&](int r, int b, const f32v(&sums)[NV]) {
                 float* at = inner_ + size_t(begin + r) * inner_width_ + (from + b) * BLOCK;
                 for (int v = 0; v < NV; v++) {
-                    f32v value = scales == nullptr ? sums[v] : sums[v] * load(scales + inner_width_ + (from + b) * BLOCK + v * W);
+                    const float* at_scale = scales + inner_width_ + (from + b) * BLOCK + v * W;
+                    f32v value = scales == nullptr ? sums[v] : sums[v] * scales_at<F>(at_scale);
                     store(at + v * W, load(at + v * W) * value);
                 }
             });
@@ -171,7 +172,7 @@ template <class F> class ExpertsStep {
                 float* at = sums_ + size_t(pairs_.tokens[pair]) * hidden_width_ + output;
                 const f32v weight = splat(pairs_.weights[pair]);
                 for (int v = 0; v < NV; v++) {
-                    f32v value = scales == nullptr ? sums[v] : sums[v] * load(scales + output + v * W);
+                    f32v value = scales == nullptr ? sums[v] : sums[v] * scales_at<F>(scales + output + v * W);
                     store(at + v * W, load(at + v * W) + weight * value);
                 }
             });

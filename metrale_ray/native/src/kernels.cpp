@@ -11,6 +11,7 @@
 #include "experts.h"
 #include "linear.h"
 #include "pack.h"
+#include "quantize.h"
 #include "sums.h"
 
 #define MR_JOINED(a, b) a##b
@@ -18,6 +19,6 @@
 
 extern const Kernels MR_TABLE(MR_ISA);
 const Kernels MR_TABLE(MR_ISA) = {
-    MR_ISA::pack,   MR_ISA::unpack_rows, MR_ISA::linear,   MR_ISA::experts, MR_ISA::norm,
-    MR_ISA::rotate, MR_ISA::route,       MR_ISA::store_kv, MR_ISA::attend, MR_ISA::add_up,
+    MR_ISA::pack,   MR_ISA::quantize, MR_ISA::unpack_rows, MR_ISA::linear, MR_ISA::experts, MR_ISA::norm,
+    MR_ISA::rotate, MR_ISA::route,    MR_ISA::store_kv,    MR_ISA::attend, MR_ISA::add_up,
 };

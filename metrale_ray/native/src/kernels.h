@@ -6,8 +6,10 @@
 #include "api.h"
 
 struct Kernels {
-    void (*pack)(const void* rows, int32_t row_format, int32_t first_row, int32_t num_rows, int32_t inputs, int32_t format,
-                 void* items, float* scales, int32_t threads);
+    void (*pack)(const void* rows, int32_t format, int32_t first_row, int32_t num_rows, int32_t inputs, void* items,
+                 int32_t threads);
+    void (*quantize)(const Rows* rows, int32_t inputs, int32_t first_output, const float* scales, void* items,
+                     int32_t threads);
     void (*unpack_rows)(const Matrix* matrix, const int64_t* numbers, int32_t count, const Rows* out);
     void (*linear)(const Matrix* matrix, const Rows* x, const Rows* out, int32_t add, int32_t threads);
     void (*experts)(const Experts* experts, const Rows* x, const int32_t* chosen, const float* weights, int32_t per_token,

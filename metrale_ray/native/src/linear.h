@@ -51,7 +51,7 @@ template <class F> void linear_of(const Matrix& matrix, const Rows& x, const Row
                 f32v values[NV];
                 for (int v = 0; v < NV; v++) {
                     values[v] = sums[v];
-                    if (matrix.scales != nullptr) values[v] *= load(matrix.scales + first + v * W);
+                    if (matrix.scales != nullptr) values[v] *= scales_at<F>(matrix.scales + first + v * W);
                     if (matrix.bias != nullptr)
                         for (int i = 0; i < W && first + v * W + i < outputs; i++)
                             values[v][i] += item_at(matrix.bias, x.format, first + v * W + i);

@@ -51,23 +51,11 @@ inline void pack_units(const uint32_t* const* rows, int first_lane, int last_lan
         for (int lane = first_lane; lane < last_lane; lane++) block[begin * BLOCK + lane] = rows[lane][begin];
 }
 
-// 8-bit items and their scales. A row of zeros has scale 0.
-inline void quantize_row(const void* row, int32_t row_format, int lane, int inputs, int8_t* block, float* scale) {
-    float largest = 0;
-    for (int i = 0; i < inputs; i++) {
-        const float value = std::fabs(item_at(row, row_format, i));
-        largest = value > largest || value != value ? value : largest;
-    }
-    *scale = largest / 127.0f;
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    for (int i = 0; i < inputs; i++)
-        block[size_t(i) * BLOCK + lane] = int8_t(std::lrint(item_at(row, row_format, i) * inverse));
-}
-
-inline void pack(const void* rows, int32_t row_format, int32_t first_row, int32_t num_rows, int32_t inputs, int32_t format,
-                 void* items, float* scales, int32_t threads) {
+// Rows without gaps, of the format of the matrix, which is not INT8 (see quantize.h).
+inline void pack(const void* rows, int32_t format, int32_t first_row, int32_t num_rows, int32_t inputs, void* items,
+                 int32_t threads) {
     const int first_block = first_row / BLOCK, last_block = (first_row + num_rows + BLOCK - 1) / BLOCK;
-    const size_t row_bytes = size_t(inputs) * item_bytes(row_format);
+    const size_t row_bytes = size_t(inputs) * item_bytes(format);
     parallel(threads, [&](Team& team) {
         int64_t from, to;
         team.share(last_block - first_block, from, to);
@@ -78,11 +66,7 @@ inline void pack(const void* rows, int32_t row_format, int32_t first_row, int32_
             const char* at[BLOCK] = {};
             for (int lane = first; lane < last; lane++)
                 at[lane] = static_cast<const char*>(rows) + size_t(block * BLOCK + lane - first_row) * row_bytes;
-            if (format == INT8) {
-                int8_t* to_block = static_cast<int8_t*>(items) + size_t(block) * block_items<Int8>(inputs);
-                for (int lane = first; lane < last; lane++)
-                    quantize_row(at[lane], row_format, lane, inputs, to_block, scales + block * BLOCK + lane);
-            } else if (format == FP32) {
+            if (format == FP32) {
                 float* to_block = static_cast<float*>(items) + size_t(block) * block_items<Fp32>(inputs);
                 pack_units(reinterpret_cast<const uint32_t* const*>(at), first, last, inputs,
                            reinterpret_cast<uint32_t*>(to_block));
@@ -121,7 +105,8 @@ inline void unpack_rows(const Matrix* matrix, const int64_t* numbers, int32_t co
                     matrix->items)[block * block_items<Bf16>(inputs) + (size_t(i / 2) * BLOCK + lane) * 2 + i % 2]);
             else
                 value = matrix->scales[numbers[row]] *
-                        static_cast<const int8_t*>(matrix->items)[block * block_items<Int8>(inputs) + size_t(i) * BLOCK + lane];
+                        static_cast<const int8_t*>(
+                            matrix->items)[block * block_items<Int8>(inputs) + (size_t(i / 4) * BLOCK + lane) * 4 + i % 4];
             set_item(row_at(*out, row), out->format, i, value);
         }
     }

@@ -23,15 +23,15 @@
 
 namespace MR_ISA {
 
+// Each format: the items of STEP inputs lie together, and widen<S> gives those of the S-th, in units of UNIT.
 struct Bf16 {
     typedef uint16_t Item;
-    static constexpr int STEP = 2;  // inputs that are widened together
+    static constexpr int STEP = 2;
     static constexpr float UNIT = 1;
-    static MR_INLINE void widen(const Item* at, f32v (&wide)[STEP][NV]) {
+    template <int S> static MR_INLINE void widen(const Item* at, f32v (&wide)[NV]) {
         for (int v = 0; v < NV; v++) {
             u32v pairs = *reinterpret_cast<const u32v*>(at + v * W * 2);
-            wide[0][v] = as_f32(pairs << 16);
-            wide[1][v] = as_f32(pairs & 0xffff0000u);
+            wide[v] = as_f32(S == 0 ? pairs << 16 : pairs & 0xffff0000u);
         }
     }
 };
@@ -40,8 +40,8 @@ struct Fp32 {
     typedef float Item;
     static constexpr int STEP = 1;
     static constexpr float UNIT = 1;
-    static MR_INLINE void widen(const Item* at, f32v (&wide)[STEP][NV]) {
-        for (int v = 0; v < NV; v++) wide[0][v] = load(at + v * W);
+    template <int S> static MR_INLINE void widen(const Item* at, f32v (&wide)[NV]) {
+        for (int v = 0; v < NV; v++) wide[v] = load(at + v * W);
     }
 };
 
@@ -50,16 +50,13 @@ struct Int8 {
     static constexpr int STEP = 4;
     static constexpr float UNIT = 0x1p-24f;
     // Each item at the top of 32 bits: that is 2**24 times itself, and one shift less than itself.
-    static MR_INLINE void widen(const Item* at, f32v (&wide)[STEP][NV]) {
+    template <int S> static MR_INLINE void widen(const Item* at, f32v (&wide)[NV]) {
         for (int v = 0; v < NV; v++) {
             u32v fours = *reinterpret_cast<const u32v*>(at + v * W * 4);
-            wide[0][v] = signed_to_f32(fours << 24);
-            wide[1][v] = signed_to_f32((fours << 16) & 0xff000000u);
-            wide[2][v] = signed_to_f32((fours << 8) & 0xff000000u);
-            wide[3][v] = signed_to_f32(fours & 0xff000000u);
+            u32v top = S == 0 ? fours << 24 : (fours << (24 - 8 * S)) & 0xff000000u;
+            wide[v] = __builtin_convertvector(reinterpret_cast<i32v&>(top), f32v);
         }
     }
-    static MR_INLINE f32v signed_to_f32(u32v bits) { return __builtin_convertvector(reinterpret_cast<i32v&>(bits), f32v); }
 };
 
 // The scales of a vector of outputs, for sums in the format's units.
@@ -72,6 +69,17 @@ MR_INLINE int num_blocks(int outputs) { return (outputs + BLOCK - 1) / BLOCK; }
 constexpr int MAX_ROWS = W == 16 ? 8 : 6;  // of one product: their sums stay in registers
 constexpr int PANEL_ROWS = 8 * MAX_ROWS;   // rows that stay in the cache while blocks of weights pass
 constexpr int AHEAD_BYTES = 1024;          // how far ahead of a stream its lines are asked for
+
+// The S-th of the inputs that lie together, added to all sums. One at a time, so that few registers hold what is widened.
+template <class F, int S, int M, int NB>
+MR_INLINE void add_input(const float* const (&rows)[M], int k, int b, const typename F::Item* at, f32v (&total)[M][NB][NV]) {
+    if constexpr (S < F::STEP) {
+        f32v wide[NV];
+        F::template widen<S>(at, wide);
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < NV; v++) total[m][b][v] += rows[m][k + S] * wide[v];
+    }
+}
 
 // The sums of M rows times NB blocks that lie `stride` items apart: into `sums` [M][NB][BLOCK]. They stay in registers
 // while the inputs pass. Kernels call it instead of inlining it, so its few forms are compiled once.
@@ -88,11 +96,10 @@ __attribute__((noinline)) void dot(const float* const* x, const typename F::Item
         for (int b = 0; b < NB; b++) {
             const typename F::Item* at = w + b * stride + size_t(k) * BLOCK;
             __builtin_prefetch(reinterpret_cast<const char*>(at) + AHEAD_BYTES);
-            f32v wide[F::STEP][NV];
-            F::widen(at, wide);
-            for (int s = 0; s < F::STEP; s++)
-                for (int m = 0; m < M; m++)
-                    for (int v = 0; v < NV; v++) total[m][b][v] += rows[m][k + s] * wide[s][v];
+            add_input<F, 0>(rows, k, b, at, total);
+            add_input<F, 1>(rows, k, b, at, total);
+            add_input<F, 2>(rows, k, b, at, total);
+            add_input<F, 3>(rows, k, b, at, total);
         }
     }
     for (int m = 0; m < M; m++)
