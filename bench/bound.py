@@ -24,7 +24,7 @@ from bench.model import SIZES
 
 BF16_BYTES = 2
 SCALE_BYTES = 4  # of each output of an int8 matrix
-DRAWS = 2000
+LEAST_DRAWS, DRAWN_TOKENS = 200, 4000  # of a batch; large batches differ little from draw to draw
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,14 @@ def slowest_experts(ranks: int, batch: int, distinct: float | None = None) -> fl
 def _largest_share(ranks: int, batch: int) -> float:
     experts, chosen = SIZES["num_experts"], SIZES["num_experts_per_tok"]
     chance = random.Random(0)
+    draws = max(LEAST_DRAWS, DRAWN_TOKENS // batch)
     total = 0
-    for _ in range(DRAWS):
+    for _ in range(draws):
         counts = [0] * ranks
         for expert in {expert for _ in range(batch) for expert in chance.sample(range(experts), chosen)}:
             counts[expert * ranks // experts] += 1
         total += max(counts)
-    return total / DRAWS
+    return total / draws
 
 
 def _matrix(layout: Layout, outputs: int, inputs: int) -> float:
