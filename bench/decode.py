@@ -15,10 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--limit-s", type=float, default=1800.0, help="of one engine, all batch sizes together")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", type=_names(True), default=_names(True)("all"), help="or all, or none")
     parser.add_argument("--ours", type=_names(False), default=_names(False)("all"), help="or all, or none")
@@ -100,13 +104,34 @@ def _run(args: argparse.Namespace, case: EngineCase) -> tuple[list[dict[str, Any
     environment = {**os.environ, ROOT_VARIABLE: str(os.getpid()), **case.environment()}
     environment.pop("OMP_NUM_THREADS", None)  # each engine is told its cores, and makes of them what it does
     found: list[dict[str, Any]] = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with _limited(command, environment, args.limit_s) as process:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
             if line.startswith(MARK):
                 found.append(json.loads(line.removeprefix(MARK)))
                 print(f"  batch {found[-1]['batch']}: {found[-1]['decode']} tok/s", file=sys.stderr, flush=True)
-    return found, f"it ended with code {process.returncode}" if process.returncode else ""
+        code = process.wait()
+    late = f" after its {args.limit_s:g} s" if code == -signal.SIGKILL else ""
+    return found, f"it ended with code {code}{late}" if code else ""
+
+
+@contextmanager
+def _limited(command: list[str], environment: dict[str, str], limit_s: float) -> Iterator[subprocess.Popen[str]]:
+    """A process with a group of its own, which is killed after `limit_s`, and ended when it is not waited for."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    limit = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
+    try:
+        yield process
+    finally:
+        limit.cancel()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _median(all_of: Sequence[Bandwidth]) -> Bandwidth:
