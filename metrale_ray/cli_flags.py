@@ -25,6 +25,7 @@ from metrale_ray.config import (
     KERNELS,
     LOG_LEVELS,
     PLACEMENTS,
+    QUANTIZATIONS,
     EngineConfig,
     by_field_name,
     from_mapping,
@@ -134,6 +135,7 @@ ENGINE_FLAGS = (
     Flag(("--max-queue-len",), "requests that may wait; more are refused", int),
     Flag(("--dtype",), "type of the weights and the cache", metavar="|".join(DTYPES)),
     Flag(("--device",), "where the ranks compute", metavar="auto|cpu|cuda"),
+    Flag(("--quantization",), "hold layers' weights in fewer bits, CPUs only", metavar="|".join(QUANTIZATIONS)),
     Flag(("--kernels",), "what computes on CPUs: the native core or PyTorch", metavar="|".join(KERNELS)),
     Flag(("--attention-backend",), "what computes attention", metavar="|".join(ATTENTION_BACKENDS)),
     Flag(("--ep-protocol",), "version of the command protocol", metavar="v1|v2"),
@@ -203,7 +205,16 @@ SYSTEM_FLAG = Flag(("--system",), "the system message: what the model is told be
 # One answer at a time, as text: more of them, or numbers, have no place in a conversation.
 NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs")
 MEMORY_FLAG = Flag(("--memory",), "memory of one rank, such as 16GiB: what fits into it", size_bytes, metavar="SIZE")
-INSPECT_ENGINE_SETTINGS = ("revision", "ep_size", "max_model_len", "dtype", "block_size", "log_level")
+INSPECT_ENGINE_SETTINGS = (
+    "revision",
+    "ep_size",
+    "max_model_len",
+    "dtype",
+    "device",
+    "quantization",
+    "block_size",
+    "log_level",
+)
 DOCTOR_ENGINE_SETTINGS = ("model", "revision", "address", "log_level")
 NODE_TIMEOUT_FLAG = Flag(("--timeout-s",), "seconds for each node to answer", seconds)
 OBJECT_FLAG = Flag(("--json",), "one JSON object instead of a table", switch=True)

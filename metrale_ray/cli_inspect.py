@@ -7,7 +7,7 @@ Rules. Nothing is loaded and no Ray is started. What cannot be served is said wi
 The JSON's keys: `model`, `servable`, `path`, `digests` (by file, as ranks compare them), `architecture`, `family`,
 `layers` (`total`, `dense`, `sparse`), `hidden_size`, `vocab_size`, `heads` (`query`, `key_value`, `size`), `experts`
 (null without: `count`, `per_token`, `intermediate_size`), `parameters` (`total`, `active_per_token`, `stored_as`),
-`dtype`, `files` (bytes by name), `file_bytes`, `context_length` (of the model), `max_model_len` (served), `rope`,
+`dtype`, `quantization`, `files` (bytes by name), `file_bytes`, `context_length` (of the model), `max_model_len` (served), `rope`,
 `window` (null without: `size`, `layers`), `cache` (`bytes_per_token`, `block_size`, `block_bytes`), `ranks` (each
 `rank`, `first_expert`, `num_experts`, `weight_bytes`), `fit` (null without --memory: `memory_bytes`, `fits`,
 `cache_blocks`, `cache_tokens`, `full_length_sequences`, `least_ranks`, `least_ranks_full_length`). Of what cannot be
@@ -64,6 +64,7 @@ def describe(model: str, found: Inspection) -> dict[str, Any]:
             "stored_as": found.stored_dtypes,
         },
         "dtype": found.dtype,
+        "quantization": found.quantization,
         "files": found.file_bytes,
         "file_bytes": sum(found.file_bytes.values()),
         "context_length": found.decoder.max_positions,
@@ -157,7 +158,8 @@ def _rows(model: str, found: Inspection) -> Iterator[Row]:
     yield "heads", f"{decoder.num_heads} of {decoder.head_dim}, keys and values {decoder.num_kv_heads}"
     yield "experts", "none" if moe is None else f"{moe.num_experts}, {moe.experts_per_token} for each token"
     yield "parameters", f"{found.num_parameters:,}, {found.num_active_parameters:,} of them active for one token"
-    yield "dtype", f"{found.dtype}, stored as {', '.join(sorted(found.stored_dtypes))}"
+    held = found.dtype if found.quantization == "none" else f"{found.dtype}, layers' matrices in {found.quantization}"
+    yield "dtype", f"{held}, stored as {', '.join(sorted(found.stored_dtypes))}"
     yield "files", f"{len(found.file_bytes)}, {size_text(sum(found.file_bytes.values()))}"
     served = "" if found.max_model_len == decoder.max_positions else f", {found.max_model_len:,} served"
     yield "context", f"{decoder.max_positions:,} tokens{served}"

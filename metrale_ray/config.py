@@ -34,6 +34,7 @@ FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", *DAMAGES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "native", "sdpa", "flash")
 KERNELS = ("auto", "native", "torch")
+QUANTIZATIONS = ("none", "int8")
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Bytes in each unit: of 1000 as the disk's makers count, of 1024 with an i.
@@ -141,6 +142,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     dtype: str = "auto"
     device: str = "auto"
+    quantization: str = "none"
     kernels: str = "auto"
     attention_backend: str = "auto"
     ep_protocol: str | None = None
@@ -358,6 +360,7 @@ def _check(config: EngineConfig) -> None:
         if not _is_number(getattr(config, name)) or getattr(config, name) <= 0:
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be a number of seconds above 0")
     _one_of("dtype", config.dtype, DTYPES)
+    _one_of("quantization", config.quantization, QUANTIZATIONS)
     _one_of("kernels", config.kernels, KERNELS)
     _one_of("attention_backend", config.attention_backend, ATTENTION_BACKENDS)
     _one_of("placement", config.placement, PLACEMENTS)

@@ -21,6 +21,7 @@ from metrale_ray.config import (
     LOG_LEVELS,
     PHASES,
     PLACEMENTS,
+    QUANTIZATIONS,
     EngineConfig,
     FaultSpec,
     from_mapping,
@@ -39,6 +40,7 @@ CHOICES = {
     "dtype": DTYPES,
     "attention_backend": ATTENTION_BACKENDS,
     "kernels": KERNELS,
+    "quantization": QUANTIZATIONS,
     "placement": PLACEMENTS,
     "log_level": LOG_LEVELS,
 }

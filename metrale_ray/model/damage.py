@@ -22,6 +22,7 @@ HIGHEST_EXPONENT_BITS = {
     torch.float32: (torch.int32, 30),
     torch.bfloat16: (torch.int16, 14),
     torch.float16: (torch.int16, 14),
+    torch.int8: (torch.int8, 6),  # quantised: the highest bit below the sign
 }
 
 

@@ -20,6 +20,7 @@ from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.model.experts.sparse_mlp import OnRouting, SparseMlp
 from metrale_ray.model.kernels.kernels import GatedMlp, Kernels, Linear
 from metrale_ray.model.layers.self_attention import SelfAttention
+from metrale_ray.model.quantization.int8 import scales_of
 from metrale_ray.model.shard_plan import EMBEDDING, FINAL_NORM, HEAD
 from metrale_ray.model.step import Step
 from metrale_ray.model.weights import Weights
@@ -109,7 +110,10 @@ def _sparse_mlp(config: DecoderConfig, weights: Weights, collectives: Collective
     assert moe is not None, "a sparse layer has experts"
     mine = experts_of(moe.num_experts, collectives.rank, collectives.world)
     gate_up, down = weights["experts.gate_up"], weights["experts.down"]
-    experts = kernels.experts(mine, gate_up, down, hidden, moe, config.activation)
+    scales = None
+    if scales_of("experts.down") in weights:
+        scales = weights[scales_of("experts.gate_up")], weights[scales_of("experts.down")]
+    experts = kernels.experts(mine, gate_up, down, hidden, moe, config.activation, scales)
     return SparseMlp(kernels.router(weights["router"], hidden, moe), experts, collectives)
 
 

@@ -25,6 +25,8 @@ from metrale_ray.model.checkpoint import Checkpoint
 from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.model.hub import absence, find
+from metrale_ray.model.kernels.choose import layout_of
+from metrale_ray.model.kernels.layout import Layout
 from metrale_ray.model.kv_cache import kv_block_bytes
 from metrale_ray.model.ranks import open_rank
 from metrale_ray.model.shard_plan import ShardPlan
@@ -70,6 +72,7 @@ class Inspection:
     checkpoint: Checkpoint
     decoder: DecoderConfig
     dtype: str
+    quantization: str
     file_bytes: dict[str, int]
     stored_dtypes: dict[str, int]
     num_parameters: int
@@ -98,11 +101,12 @@ def inspect(config: EngineConfig, memory_bytes: int | None = None) -> Inspection
     plan = plan_weights(checkpoint, decoder, 0, config.ep_size)
     num_parameters = sum(math.prod(piece.shape) for piece in plan.pieces)
     block_bytes = kv_block_bytes(decoder, config.block_size, setup.dtype)
-    memory = _Memory(checkpoint, decoder, setup.dtype, block_bytes)
+    memory = _Memory(checkpoint, decoder, setup.dtype, layout_of("torch", config.quantization), block_bytes)
     return Inspection(
         checkpoint=checkpoint,
         decoder=decoder,
         dtype=str(setup.dtype).removeprefix("torch."),
+        quantization=config.quantization,
         file_bytes=_file_bytes(checkpoint),
         stored_dtypes=_stored_dtypes(checkpoint, plan),
         num_parameters=num_parameters,
@@ -148,10 +152,13 @@ def _num_idle_parameters(decoder: DecoderConfig) -> int:
 class _Memory:
     """Sizes of ranks in groups of any number. A rank's size follows from its number of experts and from being first."""
 
-    def __init__(self, checkpoint: Checkpoint, decoder: DecoderConfig, dtype: torch.dtype, block_bytes: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, decoder: DecoderConfig, dtype: torch.dtype, layout: Layout, block_bytes: int
+    ) -> None:
         self._checkpoint = checkpoint
         self._decoder = decoder
         self._dtype = dtype
+        self._layout = layout
         self._block_bytes = block_bytes
         self._num_experts = decoder.moe.num_experts if decoder.moe is not None else 0
         self._known: dict[tuple[int, bool], int] = {}
@@ -188,5 +195,5 @@ class _Memory:
     def _weight_bytes(self, rank: int, world: int) -> int:
         key = (len(experts_of(self._num_experts, rank, world)), rank == 0)
         if key not in self._known:
-            self._known[key] = shard_bytes(self._checkpoint, self._decoder, rank, world, self._dtype)
+            self._known[key] = shard_bytes(self._checkpoint, self._decoder, rank, world, self._dtype, self._layout)
         return self._known[key]

@@ -28,7 +28,7 @@ from metrale_ray.model.execute import OnProgress, Replica
 from metrale_ray.model.families import family_of
 from metrale_ray.model.faults import Faults
 from metrale_ray.model.identity import build, instructions, versions
-from metrale_ray.model.kernels.choose import Kind, choose_kind, kernels_name, layout_of
+from metrale_ray.model.kernels.choose import Kind, check_quantization, choose_kind, kernels_name, layout_of
 from metrale_ray.model.memory import memory
 from metrale_ray.model.slot_checks import SlotLimits
 from metrale_ray.model.slots import Slots
@@ -91,13 +91,15 @@ def open_rank(config: EngineConfig, rank: int, host: str = "", process: str | No
     """
     checkpoint = open_checkpoint(config.model, config.revision)
     decoder = family_of(checkpoint.config).read_config(checkpoint.config)
+    device = resolve_device(config.device)
+    check_quantization(config.quantization, device)
     return RankSetup(
         config=config,
         rank=rank,
         host=host,
         checkpoint=checkpoint,
         decoder=decoder,
-        device=resolve_device(config.device),
+        device=device,
         dtype=resolve_dtype(config.dtype, checkpoint.config),
         max_model_len=_max_model_len(config, decoder),
         process=str(os.getpid()) if process is None else process,
@@ -116,6 +118,7 @@ def introduce(setup: RankSetup) -> Hello:
         "instructions": instructions(setup.device),
         "threads": str(torch.get_num_threads()) if setup.device.type == "cpu" else "any",
         "kernels": kernels_name(setup.kernels),
+        "quantization": config.quantization,
         "attention": setup.attention.name,
         "ep_size": str(config.ep_size),
         "block_size": str(config.block_size),
@@ -206,7 +209,7 @@ def _num_blocks(setup: RankSetup) -> int:
 
 
 def _cache_budget_bytes(setup: RankSetup) -> int:
-    layout = layout_of(setup.kernels)
+    layout = layout_of(setup.kernels, setup.config.quantization)
     shard = shard_bytes(setup.checkpoint, setup.decoder, setup.rank, setup.config.ep_size, setup.dtype, layout)
     if setup.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(setup.device)

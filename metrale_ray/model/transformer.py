@@ -69,7 +69,7 @@ class TransformerModel(Model):
         self._live: dict[Slot, SequenceState] = {}
         kind, reason = choose_kind(config.kernels, device, dtype, self.decoder_config)
         log.info("kernels: %s%s", kind, f" ({reason})" if reason else "")
-        self._kernels = make_kernels(kind, device, dtype)
+        self._kernels = make_kernels(kind, device, dtype, config.quantization)
         self._choice = choose_attention(
             config.attention_backend, device, dtype, config.block_size, self.decoder_config.head_dim, kind
         )

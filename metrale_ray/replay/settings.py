@@ -33,6 +33,7 @@ def replay_config(
     ep_size: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    quantization: str | None = None,
     kernels: str | None = None,
     attention_backend: str | None = None,
 ) -> EngineConfig:
@@ -54,6 +55,7 @@ def replay_config(
         "ep_size": ep_size,
         "device": device,
         "dtype": dtype,
+        "quantization": quantization,
         "kernels": kernels,
         "attention_backend": attention_backend,
     }

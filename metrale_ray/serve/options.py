@@ -125,6 +125,7 @@ TEXTS = (
         "name",
         "dtype",
         "device",
+        "quantization",
         "kernels",
         "attention_backend",
         "ep_protocol",

@@ -10,11 +10,14 @@ pairs, S the local ones of them, sorted by expert.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Generic
+
 import torch
 
 from metrale_ray.model.kernels.kernels import LocalExperts
 from metrale_ray.model.layers.activation import Activation
-from metrale_ray.model.layers.linear import Product
+from metrale_ray.model.layers.linear import Product, Weight
 
 
 def plain_experts(
@@ -36,25 +39,24 @@ def plain_experts(
     return out_TH
 
 
-class TorchExperts(LocalExperts):
+class TorchExperts(LocalExperts, Generic[Weight]):
     """This rank's experts of one layer, as one product per expert that has tokens."""
 
     def __init__(
         self,
         mine: range,
-        gate_up_L2IH: torch.Tensor,
-        down_LHI: torch.Tensor,
+        gate_up_L2IH: Weight,
+        down_LHI: Weight,
         activation: Activation,
-        product: Product,
+        product: Product[Weight],
         num_experts: int,
     ) -> None:
         self._mine = mine
         self.num_tokens_E = torch.zeros(num_experts, dtype=torch.int64, device="cpu")  # chosen so far, of all ranks
-        self._gate_up = gate_up_L2IH.unbind(0)
-        self._down = down_LHI.unbind(0)
-        self._inner_size = down_LHI.shape[-1]
+        self._gate_up: Sequence[Weight] = gate_up_L2IH.unbind()
+        self._down: Sequence[Weight] = down_LHI.unbind()
         self._activation = activation
-        self._product = product
+        self._product: Product[Weight] = product
 
     def write(
         self, out_TH: torch.Tensor, x_TH: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor

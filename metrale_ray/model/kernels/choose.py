@@ -35,14 +35,28 @@ def choose_kind(setting: str, device: torch.device, dtype: torch.dtype, decoder:
     return "torch", reasons
 
 
-def make_kernels(kind: Kind, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels of a kind, with the threads that this process has now."""
-    return NativeKernels(dtype, torch.get_num_threads()) if kind == "native" else TorchKernels(device, dtype)
+def make_kernels(kind: Kind, device: torch.device, dtype: torch.dtype, quantization: str = "none") -> Kernels:
+    """The kernels of a kind, with the threads that this process has now. Raises ConfigError, see check_quantization."""
+    check_quantization(quantization, device)
+    is_quantised = quantization == "int8"
+    if kind == "native":
+        return NativeKernels(dtype, torch.get_num_threads(), is_quantised=is_quantised)
+    return TorchKernels(device, dtype, is_quantised=is_quantised)
 
 
-def layout_of(kind: Kind) -> Layout:
+def layout_of(kind: Kind, quantization: str = "none") -> Layout:
     """How weights lie for kernels of a kind."""
-    return Packed() if kind == "native" else Plain()
+    is_quantised = quantization == "int8"
+    return Packed(is_quantised=is_quantised) if kind == "native" else Plain(is_quantised=is_quantised)
+
+
+def check_quantization(setting: str, device: torch.device) -> None:
+    """Raise ConfigError for a quantization that this device's kernels do not have."""
+    if setting != "none" and device.type != "cpu":
+        raise ConfigError(
+            f"quantization is {setting}, which is for CPUs, and the device is {device.type}. "
+            "Set quantization to none, or device to cpu."
+        )
 
 
 def kernels_name(kind: Kind) -> str:

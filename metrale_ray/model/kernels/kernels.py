@@ -3,7 +3,8 @@
 
 Rules. There is a plain set, in PyTorch, and faster ones; each gives the same up to rounding. What an operation needs of
 the weights is settled when it is made, so a step only passes rows. An output is valid until the same operation is asked
-again. Operations belong to the rank's one engine thread.
+again. Operations belong to the rank's one engine thread. A weight may come with scales: then it is quantised, see
+quantization/int8.py.
 
 Shapes: T rows, H hidden, I inputs, O outputs, X = N + 2·M heads (queries, keys, values), R = N + M rotated heads,
 D head_dim, E experts, K experts per token, L local experts.
@@ -71,7 +72,13 @@ class Kernels(ABC):
 
     @abstractmethod
     def linear(
-        self, weight: torch.Tensor, shape: tuple[int, int], bias_O: torch.Tensor | None = None, *, is_wide: bool = False
+        self,
+        weight: torch.Tensor,
+        shape: tuple[int, int],
+        bias_O: torch.Tensor | None = None,
+        *,
+        is_wide: bool = False,
+        scales: torch.Tensor | None = None,
     ) -> Linear:
         """A product with a matrix of `shape` [O, I]. `is_wide`: the outputs are fp32."""
 
@@ -87,7 +94,7 @@ class Kernels(ABC):
     def gated_mlp(
         self, weights: dict[str, torch.Tensor], hidden_size: int, inner_size: int, activation: str
     ) -> GatedMlp:
-        """Of the parameters `gate_up` and `down`, and `gate_up_bias` and `down_bias` where there are."""
+        """Of the parameters `gate_up` and `down`, and of each one's bias and scales where there are: `down_scales`."""
 
     @abstractmethod
     def router(self, weight: torch.Tensor, hidden_size: int, moe: MoeConfig) -> Router:
@@ -102,5 +109,9 @@ class Kernels(ABC):
         hidden_size: int,
         moe: MoeConfig,
         activation: str,
+        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LocalExperts:
-        """The experts `mine` of a layer: gate_up [L, 2·I, H], the gate's rows first, and down [L, H, I]."""
+        """The experts `mine` of a layer: gate_up [L, 2·I, H], the gate's rows first, and down [L, H, I].
+
+        `scales`: those of both.
+        """

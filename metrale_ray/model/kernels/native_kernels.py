@@ -17,6 +17,7 @@ from metrale_ray.model.kernels.buffers import Buffer, rows_of
 from metrale_ray.model.kernels.kernels import Embedding, GatedMlp, Kernels, Linear, LocalExperts, Norm, Rotation, Router
 from metrale_ray.model.kernels.layout import FORMATS, Packed
 from metrale_ray.model.layers.activation import ACTIVATIONS
+from metrale_ray.model.quantization.int8 import scales_of
 from metrale_ray.native import library
 
 
@@ -30,15 +31,13 @@ class NativeLinear(Linear):
         shape: tuple[int, int],
         bias_O: torch.Tensor | None,
         is_wide: bool,
+        scales: torch.Tensor | None = None,
     ) -> None:
         self._run = kernels.core.mr_linear
         self._threads = kernels.threads
-        self._kept = weight, bias_O
-        self._matrix = byref(
-            library.Matrix(
-                weight.data_ptr(), None, None if bias_O is None else bias_O.data_ptr(), *shape, FORMATS[weight.dtype]
-            )
-        )
+        self._kept = weight, scales, bias_O
+        addresses = weight.data_ptr(), _address(scales), _address(bias_O)
+        self._matrix = byref(library.Matrix(*addresses, *shape, FORMATS[weight.dtype]))
         self._out = kernels.buffer(shape[0], torch.float32 if is_wide else kernels.dtype)
 
     def __call__(self, x_TI: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
@@ -60,16 +59,17 @@ class NativeExperts(LocalExperts):
         mine: range,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        scales: tuple[torch.Tensor, torch.Tensor] | None,
         sizes: tuple[int, int],
         num_experts: int,
         activation: str,
     ) -> None:
         self._run = kernels.core.mr_experts
         self._threads = kernels.threads
-        self._kept = gate_up, down
+        self._kept = gate_up, down, scales
         self.num_tokens_E = torch.zeros(num_experts, dtype=torch.int64)
         self._counts = self.num_tokens_E.data_ptr()
-        self._experts = byref(_experts(gate_up, down, mine, sizes, activation))
+        self._experts = byref(_experts(gate_up, down, scales, mine, sizes, activation))
 
     def write(
         self, out_TH: torch.Tensor, x_TH: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -92,12 +92,18 @@ class NativeMlp(GatedMlp):
     """A dense mlp without biases: one expert that has all tokens."""
 
     def __init__(
-        self, kernels: NativeKernels, gate_up: torch.Tensor, down: torch.Tensor, sizes: tuple[int, int], activation: str
+        self,
+        kernels: NativeKernels,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        scales: tuple[torch.Tensor, torch.Tensor] | None,
+        sizes: tuple[int, int],
+        activation: str,
     ) -> None:
         self._run = kernels.core.mr_experts
         self._threads = kernels.threads
-        self._kept = gate_up, down
-        self._mlp = byref(_experts(gate_up, down, range(1), sizes, activation))
+        self._kept = gate_up, down, scales
+        self._mlp = byref(_experts(gate_up, down, scales, range(1), sizes, activation))
 
     def __call__(self, x_TH: torch.Tensor, add_to: torch.Tensor) -> torch.Tensor:
         """See GatedMlp."""
@@ -118,9 +124,11 @@ class NativeMlpWithBias(GatedMlp):
         hidden, inner = sizes
         (gate, up), bias = weights["gate_up"], weights.get("gate_up_bias")
         gate_bias, up_bias = (None, None) if bias is None else bias.chunk(2)
-        self._gate = kernels.linear(gate[None], (inner, hidden), gate_bias)
-        self._up = kernels.linear(up[None], (inner, hidden), up_bias)
-        self._down = kernels.linear(weights["down"], (hidden, inner), weights.get("down_bias"))
+        gate_scales, up_scales = weights.get(scales_of("gate_up"), (None, None))
+        self._gate = kernels.linear(gate[None], (inner, hidden), gate_bias, scales=gate_scales)
+        self._up = kernels.linear(up[None], (inner, hidden), up_bias, scales=up_scales)
+        down_scales = weights.get(scales_of("down"))
+        self._down = kernels.linear(weights["down"], (hidden, inner), weights.get("down_bias"), scales=down_scales)
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x_TH: torch.Tensor, add_to: torch.Tensor) -> torch.Tensor:
@@ -132,11 +140,11 @@ class NativeMlpWithBias(GatedMlp):
 class NativeKernels(Kernels):
     """The core's kernels for `dtype`, with `threads` threads."""
 
-    def __init__(self, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, dtype: torch.dtype, threads: int, *, is_quantised: bool = False) -> None:
         core = library.library()
         assert core is not None, "native kernels are chosen where the core is there"
         self.core = core
-        self.layout = Packed()
+        self.layout = Packed(is_quantised=is_quantised)
         self.dtype = dtype
         self.threads = threads
         self._buffers: dict[tuple[int, torch.dtype], Buffer] = {}
@@ -161,10 +169,16 @@ class NativeKernels(Kernels):
         return rows
 
     def linear(
-        self, weight: torch.Tensor, shape: tuple[int, int], bias_O: torch.Tensor | None = None, *, is_wide: bool = False
+        self,
+        weight: torch.Tensor,
+        shape: tuple[int, int],
+        bias_O: torch.Tensor | None = None,
+        *,
+        is_wide: bool = False,
+        scales: torch.Tensor | None = None,
     ) -> Linear:
         """See Kernels."""
-        return NativeLinear(self, weight, shape, bias_O, is_wide)
+        return NativeLinear(self, weight, shape, bias_O, is_wide, scales)
 
     def norm(self, weight_H: torch.Tensor, eps: float) -> Norm:
         """See Kernels."""
@@ -197,7 +211,9 @@ class NativeKernels(Kernels):
         sizes = hidden_size, inner_size
         if "gate_up_bias" in weights or "down_bias" in weights:
             return NativeMlpWithBias(self, weights, sizes, activation)
-        return NativeMlp(self, weights["gate_up"], weights["down"], sizes, activation)
+        is_quantised = scales_of("down") in weights
+        scales = (weights[scales_of("gate_up")], weights[scales_of("down")]) if is_quantised else None
+        return NativeMlp(self, weights["gate_up"], weights["down"], scales, sizes, activation)
 
     def router(self, weight: torch.Tensor, hidden_size: int, moe: MoeConfig) -> Router:
         """See Kernels."""
@@ -230,21 +246,30 @@ class NativeKernels(Kernels):
         hidden_size: int,
         moe: MoeConfig,
         activation: str,
+        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LocalExperts:
         """See Kernels."""
         sizes = hidden_size, moe.intermediate_size
-        return NativeExperts(self, mine, gate_up, down, sizes, moe.num_experts, activation)
+        return NativeExperts(self, mine, gate_up, down, scales, sizes, moe.num_experts, activation)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _experts(
-    gate_up: torch.Tensor, down: torch.Tensor, mine: range, sizes: tuple[int, int], activation: str
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    mine: range,
+    sizes: tuple[int, int],
+    activation: str,
 ) -> library.Experts:
     kind = FORMATS[gate_up.dtype]
     return library.Experts(
         gate_up.data_ptr(),
         down.data_ptr(),
-        None,
-        None,
+        *((None, None) if scales is None else map(torch.Tensor.data_ptr, scales)),
         mine.start,
         len(mine),
         *sizes,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, Generic
 
 import torch
 
@@ -13,18 +14,20 @@ from metrale_ray.model.experts.router import route
 from metrale_ray.model.kernels.kernels import Embedding, GatedMlp, Kernels, Linear, Norm, Rotation, Router
 from metrale_ray.model.kernels.layout import Plain
 from metrale_ray.model.layers.activation import ACTIVATIONS
-from metrale_ray.model.layers.linear import Product, choose_product
+from metrale_ray.model.layers.linear import Product, Weight, choose_product
 from metrale_ray.model.layers.mlp import TorchMlp
 from metrale_ray.model.layers.norm import rms_norm
 from metrale_ray.model.layers.rotary import rotate
+from metrale_ray.model.quantization.int8 import Quantised, scales_of
+from metrale_ray.model.quantization.product import Int8Product
 
 
-class TorchLinear(Linear):
+class TorchLinear(Linear, Generic[Weight]):
     """By the fastest of PyTorch's products."""
 
-    def __init__(self, product: Product, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, is_wide: bool) -> None:
-        self._product = product
-        self._weight_OI = weight_OI
+    def __init__(self, product: Product[Weight], weight_OI: Weight, bias_O: torch.Tensor | None, is_wide: bool) -> None:
+        self._product: Product[Weight] = product
+        self._weight_OI: Weight = weight_OI
         self._bias_O = bias_O
         self._is_wide = is_wide
 
@@ -39,19 +42,28 @@ class TorchLinear(Linear):
 class TorchKernels(Kernels):
     """PyTorch's operations on one device."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.layout = Plain()
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, is_quantised: bool = False) -> None:
+        self.layout = Plain(is_quantised=is_quantised)
         self._product = choose_product(device, dtype)
+        self._int8 = Int8Product()
 
     def embedding(self, weight: torch.Tensor, shape: tuple[int, int], *, is_matrix: bool) -> Embedding:
         """See Kernels."""
         return partial(torch.index_select, weight, 0)
 
     def linear(
-        self, weight: torch.Tensor, shape: tuple[int, int], bias_O: torch.Tensor | None = None, *, is_wide: bool = False
+        self,
+        weight: torch.Tensor,
+        shape: tuple[int, int],
+        bias_O: torch.Tensor | None = None,
+        *,
+        is_wide: bool = False,
+        scales: torch.Tensor | None = None,
     ) -> Linear:
         """See Kernels."""
-        return TorchLinear(self._product, weight, bias_O, is_wide)
+        if scales is None:
+            return TorchLinear(self._product, weight, bias_O, is_wide)
+        return TorchLinear(self._int8, Quantised(weight, scales), bias_O, is_wide)
 
     def norm(self, weight_H: torch.Tensor, eps: float) -> Norm:
         """See Kernels."""
@@ -73,7 +85,13 @@ class TorchKernels(Kernels):
         self, weights: dict[str, torch.Tensor], hidden_size: int, inner_size: int, activation: str
     ) -> GatedMlp:
         """See Kernels."""
-        return TorchMlp(weights, ACTIVATIONS[activation], self._product)
+        biases = weights.get("gate_up_bias"), weights.get("down_bias")
+        gate_up, down = weights["gate_up"], weights["down"]
+        if scales_of("down") not in weights:
+            return TorchMlp(gate_up, down, biases, ACTIVATIONS[activation], self._product)
+        gate_up_quantised = Quantised(gate_up, weights[scales_of("gate_up")])
+        down_quantised = Quantised(down, weights[scales_of("down")])
+        return TorchMlp(gate_up_quantised, down_quantised, biases, ACTIVATIONS[activation], self._int8)
 
     def router(self, weight: torch.Tensor, hidden_size: int, moe: MoeConfig) -> Router:
         """See Kernels."""
@@ -87,6 +105,10 @@ class TorchKernels(Kernels):
         hidden_size: int,
         moe: MoeConfig,
         activation: str,
-    ) -> TorchExperts:
+        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> TorchExperts[Any]:
         """See Kernels."""
-        return TorchExperts(mine, gate_up, down, ACTIVATIONS[activation], self._product, moe.num_experts)
+        if scales is None:
+            return TorchExperts(mine, gate_up, down, ACTIVATIONS[activation], self._product, moe.num_experts)
+        quantised = Quantised(gate_up, scales[0]), Quantised(down, scales[1])
+        return TorchExperts(mine, *quantised, ACTIVATIONS[activation], self._int8, moe.num_experts)

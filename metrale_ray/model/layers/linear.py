@@ -12,12 +12,16 @@ Shapes: T rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch.nn import functional
 
+from metrale_ray.model.quantization.int8 import Quantised
+
+Weight = TypeVar("Weight", torch.Tensor, Quantised)
 # (rows [T, I], weight [O, I], bias [O] or None) -> [T, O]
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 
 # Below this many rows reading the weights once as they are is cheaper than widening them.
 MIN_WIDE_ROWS = 4
@@ -27,7 +31,7 @@ TILE_ITEMS = 2**20
 NARROW_CAPABILITIES = ("DEFAULT", "AVX2")
 
 
-def choose_product(device: torch.device, dtype: torch.dtype) -> Product:
+def choose_product(device: torch.device, dtype: torch.dtype) -> Product[torch.Tensor]:
     """The fastest product for weights of `dtype` on `device`."""
     if device.type != "cpu":
         return functional.linear

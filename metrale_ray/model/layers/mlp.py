@@ -3,23 +3,31 @@
 
 from __future__ import annotations
 
+from typing import Generic
+
 import torch
 
 from metrale_ray.model.kernels.kernels import GatedMlp
 from metrale_ray.model.layers.activation import Activation
-from metrale_ray.model.layers.linear import Product
+from metrale_ray.model.layers.linear import Product, Weight
 
 
-class TorchMlp(GatedMlp):
-    """The same on every rank; no collective. `weights` has `gate_up` and `down`, and their biases where there are."""
+class TorchMlp(GatedMlp, Generic[Weight]):
+    """The same on every rank; no collective. `biases`: those of gate and up, and of down."""
 
-    def __init__(self, weights: dict[str, torch.Tensor], activation: Activation, product: Product) -> None:
-        self._gate_up = weights["gate_up"]
-        self._gate_up_bias = weights.get("gate_up_bias")
-        self._down = weights["down"]
-        self._down_bias = weights.get("down_bias")
+    def __init__(
+        self,
+        gate_up: Weight,
+        down: Weight,
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        activation: Activation,
+        product: Product[Weight],
+    ) -> None:
+        self._gate_up: Weight = gate_up
+        self._down: Weight = down
+        self._gate_up_bias, self._down_bias = biases
         self._activation = activation
-        self._product = product
+        self._product: Product[Weight] = product
 
     def __call__(self, x_TH: torch.Tensor, add_to: torch.Tensor) -> torch.Tensor:
         """See GatedMlp."""

@@ -33,11 +33,15 @@ class SelfAttention:
         self._layer = layer
         self._window = config.windows[layer]
         self._shape = num_all, head_dim
-        self._qkv = kernels.linear(weights["qkv"], (num_all * head_dim, hidden), weights.get("qkv_bias"))
+        self._qkv = kernels.linear(
+            weights["qkv"], (num_all * head_dim, hidden), weights.get("qkv_bias"), scales=weights.get("qkv_scales")
+        )
         self._turn = kernels.rotation(weights.get("head_norms"), config.rms_norm_eps, num_rotated, head_dim)
         self._attention = attention
         output_shape = hidden, config.num_heads * head_dim
-        self._output = kernels.linear(weights["output"], output_shape, weights.get("output_bias"))
+        self._output = kernels.linear(
+            weights["output"], output_shape, weights.get("output_bias"), scales=weights.get("output_scales")
+        )
 
     def __call__(self, x_TH: torch.Tensor, step: Step, add_to: torch.Tensor) -> torch.Tensor:
         """Add the attention's output [T, H] to `add_to` in place, and give that back."""
