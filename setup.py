@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NAME = "metrale_ray.native.libmetrale_native"
@@ -39,6 +40,14 @@ class BuildCore(build_ext):
             super().copy_extensions_to_source()
 
 
+class PlatformWheel(bdist_wheel):
+    """A wheel for this platform and any Python 3: the core depends on the one and not on the other."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """(Python, its interface, platform)."""
+        return "py3", "none", super().get_tag()[2]
+
+
 def _load_compile() -> Any:
     spec = importlib.util.spec_from_file_location("metrale_native_compile", COMPILE)
     assert spec is not None and spec.loader is not None
@@ -47,4 +56,4 @@ def _load_compile() -> Any:
     return module
 
 
-setup(ext_modules=[Extension(NAME, sources=[])], cmdclass={"build_ext": BuildCore})
+setup(ext_modules=[Extension(NAME, sources=[])], cmdclass={"build_ext": BuildCore, "bdist_wheel": PlatformWheel})

@@ -69,7 +69,19 @@ def _libraries(root: Path) -> dict[str, Any]:
         facts["instructions"] = identity.instructions(resolve_device("cpu"), root)
     except (ImportError, OSError) as error:  # a shared library that is missing is an OSError
         facts["import_errors"]["torch"] = _text(error)
-    return facts
+    return facts | native_core()
+
+
+def native_core() -> dict[str, str]:
+    """The native core that this process loads, or why there is none."""
+    from metrale_ray.native import library
+
+    core = library.library()
+    if core is None:
+        return {"native_core_missing": library.why_not()}
+    _, compiler = library.build().split(" ", 1)
+    running = library.instructions()
+    return {"native_core": f"{running} kernels run; built for {', '.join(library.sets())} by {compiler}"}
 
 
 def addresses(root: Path = ROOT) -> dict[str, list[str]]:

@@ -22,8 +22,9 @@ class NodeFacts:
     `instructions` what kernels are chosen by. `addresses` are interfaces with their addresses, `ray_address` is what
     Ray knows the node by, `bind_error` why no port could be bound there. `memory` is what the process can still get,
     its control group's limit counted in. `gpus` are names; `torch_cuda` is the CUDA that torch was built for.
-    `checkpoint_digests` are of the checkpoint's files by name, `checkpoint_error` says why it cannot be served here,
-    `checkpoint_absent` what a start would fetch first.
+    `native_core` is what the native core was built for and with, and which kernels run; `native_core_missing` says why
+    there is none. `checkpoint_digests` are of the checkpoint's files by name, `checkpoint_error` says why it cannot be
+    served here, `checkpoint_absent` what a start would fetch first.
     """
 
     name: str
@@ -34,6 +35,8 @@ class NodeFacts:
     build: str | None = None
     instructions: str | None = None
     has_curve: bool | None = None
+    native_core: str | None = None
+    native_core_missing: str | None = None
     addresses: dict[str, list[str]] = field(default_factory=dict)
     ray_address: str | None = None
     bind_error: str | None = None

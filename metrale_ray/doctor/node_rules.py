@@ -144,6 +144,14 @@ def _gpus(node: NodeFacts) -> Judged:
     return "ok", text, None
 
 
+def _native_core(node: NodeFacts) -> Judged:
+    if node.native_core_missing is not None and not node.gpus:
+        text = f"there is none, so CPU ranks use PyTorch's slower kernels: {node.native_core_missing}"
+        advice = "with a C++ compiler installed, run there: python -m metrale_ray.native.compile"
+        return "warning", text, advice
+    return None if node.native_core is None else ("ok", node.native_core, None)
+
+
 def _checkpoint(node: NodeFacts) -> Judged:
     if node.checkpoint_error is not None:
         return "problem", node.checkpoint_error, "put the whole checkpoint under the same path on every node"
@@ -157,6 +165,7 @@ def _checkpoint(node: NodeFacts) -> Judged:
 NODE_RULES: dict[str, Callable[[NodeFacts], Judged]] = {
     "versions": _versions,
     "libraries": _imports,
+    "native core": _native_core,
     "addresses": _addresses,
     "shared memory": _shared_memory,
     "cores": _cores,

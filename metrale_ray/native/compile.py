@@ -119,7 +119,10 @@ class _Build:
     def common(self, name: str, sets: Sequence[InstructionSet]) -> Path:
         """What all instruction sets share; it knows which there are."""
         defines = [f"-DMR_HAS_{s.name.upper()}" for s in sets]
-        return self._compile(name, f"{name}.o", (*defines, f'-DMR_SOURCES="{sources_digest()}"'))
+        names = " ".join(s.name for s in sets)
+        return self._compile(
+            name, f"{name}.o", (*defines, f'-DMR_SETS="{names}"', f'-DMR_SOURCES="{sources_digest()}"')
+        )
 
     def link(self, objects: Sequence[Path], library: Path) -> None:
         """All of it in one library, in its place only when it is whole."""

@@ -93,6 +93,7 @@ class Spans(ctypes.Structure):
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mr_instructions": (c_char_p, ()),
     "mr_use_instructions": (c_int32, (c_char_p,)),
+    "mr_sets": (c_char_p, ()),
     "mr_build": (c_char_p, ()),
     "mr_use_openmp": (None, (c_void_p, c_void_p, c_void_p)),
     "mr_pack": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32)),
@@ -152,6 +153,11 @@ def instructions() -> str:
 def build() -> str:
     """What the core was built from and with: a digest of its sources, and the compiler."""
     return str(function("mr_build", c_char_p)().decode())
+
+
+def sets() -> list[str]:
+    """The instruction sets that the core was built for, whether or not they run here. Raises AttributeError without."""
+    return str(function("mr_sets", c_char_p)().decode()).split()
 
 
 def share_openmp(core: ctypes.CDLL) -> bool:

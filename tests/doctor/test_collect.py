@@ -18,6 +18,7 @@ from metrale_ray.doctor.collect import addresses, checkpoint, collect, cores, gp
 from metrale_ray.doctor.facts import NodeFacts
 from metrale_ray.doctor.node_rules import judge_node
 from metrale_ray.model import hub, identity
+from metrale_ray.native import library
 from tests.fixtures.tiny import write_tiny
 from tests.model.test_memory import machine
 
@@ -32,6 +33,7 @@ def test_this_machine_is_seen_whole() -> None:
     assert facts.build == identity.build()
     assert facts.instructions
     assert facts.has_curve is True
+    assert (facts.native_core is None) == (library.library() is None) == (facts.native_core_missing is not None)
     assert any("127.0.0.1" in found for found in facts.addresses.values())
     assert facts.shared_memory is not None
     assert facts.cores is not None

@@ -29,6 +29,7 @@ GOOD = NodeFacts(
     build="b1",
     instructions="AVX512 GenuineIntel",
     has_curve=True,
+    native_core="avx512 kernels run; built for generic, avx2, avx512 by 12.2.0",
     addresses={"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1"]},
     ray_address="10.0.0.1",
     port_range=[32768, 60999],
@@ -83,6 +84,13 @@ BAD: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "problem",
         "torch cannot be imported: OSError: libcudart.so.12",
         "pip install --force-reinstall torch",
+    ),
+    "no native core": (
+        {"native_core": None, "native_core_missing": "it was not built when metrale-ray was installed"},
+        "native core",
+        "warning",
+        "PyTorch's slower kernels: it was not built",
+        "python -m metrale_ray.native.compile",
     ),
     "no curve": ({"has_curve": False}, "libraries", "problem", "has no CURVE", "pyzmq's own wheel"),
     "no port can be opened": (

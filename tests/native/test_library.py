@@ -76,6 +76,7 @@ def test_the_core_tells_what_runs_and_what_it_was_built_with() -> None:
     digest, compiler = library.build().split(" ", 1)
     assert digest == building.sources_digest()
     assert compiler
+    assert library.instructions() in library.sets()
 
 
 @needs_compiler

@@ -129,6 +129,9 @@ MR_API int mr_use_instructions(const char* name) {
     return 1;
 }
 
+// The instruction sets that were built, whether or not they run here.
+MR_API const char* mr_sets() { return MR_SETS; }
+
 // What the library was built from and with.
 MR_API const char* mr_build() { return MR_SOURCES " " __VERSION__; }
 

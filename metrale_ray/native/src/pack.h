@@ -9,7 +9,7 @@
 
 namespace MR_ISA {
 
-typedef uint32_t Octet __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t Octet __attribute__((vector_size(32), aligned(1), may_alias));  // 16-bit rows may begin anywhere
 
 template <int A, int B, int C, int D, int E, int F, int G, int H> MR_INLINE Octet shuffle(Octet x, Octet y) {
 #if defined(__clang__)
@@ -21,9 +21,9 @@ template <int A, int B, int C, int D, int E, int F, int G, int H> MR_INLINE Octe
 }
 
 // 8 units of 8 rows, `to_stride` units from one column to the next.
-MR_INLINE void transpose(const uint32_t* const* rows, int at, uint32_t* to, int to_stride) {
+MR_INLINE void transpose(const char* const* rows, int at, uint32_t* to, int to_stride) {
     Octet r[8], pairs[8], fours[8];
-    for (int i = 0; i < 8; i++) r[i] = *reinterpret_cast<const Octet*>(rows[i] + at);
+    for (int i = 0; i < 8; i++) r[i] = *reinterpret_cast<const Octet*>(rows[i] + size_t(at) * 4);
     for (int i = 0; i < 8; i += 2) {
         pairs[i] = shuffle<0, 8, 1, 9, 4, 12, 5, 13>(r[i], r[i + 1]);
         pairs[i + 1] = shuffle<2, 10, 3, 11, 6, 14, 7, 15>(r[i], r[i + 1]);
@@ -40,7 +40,7 @@ MR_INLINE void transpose(const uint32_t* const* rows, int at, uint32_t* to, int 
 }
 
 // One block of 16 outputs from up to 16 rows of units of 32 bits; lanes without a row stay as they are.
-inline void pack_units(const uint32_t* const* rows, int first_lane, int last_lane, int units, uint32_t* block) {
+inline void pack_units(const char* const* rows, int first_lane, int last_lane, int units, uint32_t* block) {
     int begin = 0;
     if (first_lane == 0 && last_lane == BLOCK)
         for (; begin + 8 <= units; begin += 8) {
@@ -48,7 +48,8 @@ inline void pack_units(const uint32_t* const* rows, int first_lane, int last_lan
             transpose(rows + 8, begin, block + begin * BLOCK + 8, BLOCK);
         }
     for (; begin < units; begin++)
-        for (int lane = first_lane; lane < last_lane; lane++) block[begin * BLOCK + lane] = rows[lane][begin];
+        for (int lane = first_lane; lane < last_lane; lane++)
+            std::memcpy(block + begin * BLOCK + lane, rows[lane] + size_t(begin) * 4, 4);
 }
 
 // Rows without gaps, of the format of the matrix, which is not INT8 (see quantize.h).
@@ -68,8 +69,7 @@ inline void pack(const void* rows, int32_t format, int32_t first_row, int32_t nu
                 at[lane] = static_cast<const char*>(rows) + size_t(block * BLOCK + lane - first_row) * row_bytes;
             if (format == FP32) {
                 float* to_block = static_cast<float*>(items) + size_t(block) * block_items<Fp32>(inputs);
-                pack_units(reinterpret_cast<const uint32_t* const*>(at), first, last, inputs,
-                           reinterpret_cast<uint32_t*>(to_block));
+                pack_units(at, first, last, inputs, reinterpret_cast<uint32_t*>(to_block));
             } else {
                 uint16_t* to_block = static_cast<uint16_t*>(items) + size_t(block) * block_items<Bf16>(inputs);
                 for (int lane = first; lane < last && inputs % 2; lane++) {
@@ -83,8 +83,7 @@ inline void pack(const void* rows, int32_t format, int32_t first_row, int32_t nu
                         for (int i = 0; i < inputs - 1; i++)
                             to_block[(size_t(i / 2) * BLOCK + lane) * 2 + i % 2] = reinterpret_cast<const uint16_t*>(at[lane])[i];
                 else
-                    pack_units(reinterpret_cast<const uint32_t* const*>(at), first, last, inputs / 2,
-                               reinterpret_cast<uint32_t*>(to_block));
+                    pack_units(at, first, last, inputs / 2, reinterpret_cast<uint32_t*>(to_block));
             }
         }
     });

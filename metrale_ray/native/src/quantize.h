@@ -36,8 +36,8 @@ MR_INLINE void quantize_run(const void* row, int32_t format, int at, int count, 
 inline void quantize_block(const char* const* rows, int32_t format, int first_lane, int last_lane, int inputs,
                            const float* scales, int8_t* block) {
     alignas(64) int8_t runs[BLOCK][QUANTIZED_AT_ONCE];
-    const uint32_t* units[BLOCK];
-    for (int lane = 0; lane < BLOCK; lane++) units[lane] = reinterpret_cast<const uint32_t*>(runs[lane]);
+    const char* units[BLOCK];
+    for (int lane = 0; lane < BLOCK; lane++) units[lane] = reinterpret_cast<const char*>(runs[lane]);
     for (int at = 0; at < inputs; at += QUANTIZED_AT_ONCE) {
         const int count = inputs - at < QUANTIZED_AT_ONCE ? inputs - at : QUANTIZED_AT_ONCE;
         for (int lane = first_lane; lane < last_lane; lane++)
