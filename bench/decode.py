@@ -42,6 +42,7 @@ MOST_REPS = 5  # of the bandwidth
 def main() -> None:
     args = _arguments()
     args.model = ensure_model(args.model)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and so ends the engine that runs
     chosen = [case for case in ENGINE_CASES if case.name in (args.peers if case.is_peer else args.ours)]
     left_out = {case.name: reason for case in chosen if (reason := case.missing()) is not None}
     found: Found = {}
