@@ -23,13 +23,13 @@ MR_INLINE i32v steps(f32v quotient) {
 MR_INLINE void quantize_run(const void* row, int32_t format, int at, int count, float scale, int8_t* to) {
     // A quotient, not a product: a product and the rounding could become one operation, with another result.
     const f32v divisor = splat(scale > 0 ? scale : INFINITY);
+    int32_t whole[QUANTIZED_AT_ONCE];
     int i = 0;
-    for (; i + W <= count; i += W) {
-        i32v whole = steps(load_items(row, format, at + i) / divisor);
-        *reinterpret_cast<i8v*>(to + i) = __builtin_convertvector(whole, i8v);
-    }
-    for (; i < count; i++) to[i] = int8_t(steps(splat(item_at(row, format, at + i)) / divisor)[0]);
-    for (; i % Int8::STEP != 0; i++) to[i] = 0;
+    for (; i + W <= count; i += W)
+        *reinterpret_cast<i32v*>(whole + i) = steps(load_items(row, format, at + i) / divisor);
+    for (; i < count; i++) whole[i] = steps(splat(item_at(row, format, at + i)) / divisor)[0];
+    for (; i % Int8::STEP != 0; i++) whole[i] = 0;
+    for (int n = 0; n < i; n++) to[n] = int8_t(whole[n]);  // a loop of its own, which compilers narrow many at a time
 }
 
 // The outputs `first_lane` .. `last_lane` - 1 of a block.
