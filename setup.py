@@ -20,7 +20,7 @@ class BuildCore(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         """The library's own name, without Python's tags."""
-        return str(Path(*NAME.split(".")).with_suffix(".so"))
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def build_extension(self, ext: Extension) -> None:
         """Build it, or say why not and go on."""
