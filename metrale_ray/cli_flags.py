@@ -21,6 +21,7 @@ from typing import Any
 
 from metrale_ray.config import (
     ATTENTION_BACKENDS,
+    ATTENTIONS,
     DTYPES,
     KERNELS,
     LOG_LEVELS,
@@ -137,6 +138,7 @@ ENGINE_FLAGS = (
     Flag(("--device",), "where the ranks compute", metavar="auto|cpu|cuda"),
     Flag(("--quantization",), "hold layers' weights in fewer bits, CPUs only", metavar="|".join(QUANTIZATIONS)),
     Flag(("--kernels",), "what computes on CPUs: the native core or PyTorch", metavar="|".join(KERNELS)),
+    Flag(("--attention",), "whether ranks hold all heads or share them out", metavar="|".join(ATTENTIONS)),
     Flag(("--attention-backend",), "what computes attention", metavar="|".join(ATTENTION_BACKENDS)),
     Flag(("--ep-protocol",), "version of the command protocol", metavar="v1|v2"),
     Flag(("--kv-cache-memory",), "memory of a rank's KV cache, such as 512MiB or 2GiB", size_bytes, metavar="SIZE"),

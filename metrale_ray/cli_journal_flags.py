@@ -9,7 +9,7 @@ import math
 from metrale_ray.cli_flags import ENGINE_FLAGS, OBJECT_FLAG, Flag, with_default
 from metrale_ray.replay.parting import DEFAULT_TOLERANCE
 
-RANK_SETTINGS = ("ep_size", "device", "dtype", "quantization", "kernels", "attention_backend")
+RANK_SETTINGS = ("ep_size", "device", "dtype", "quantization", "kernels", "attention", "attention_backend")
 """What may be another one than was recorded."""
 
 DEFAULT_LIMIT = 50

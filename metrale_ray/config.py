@@ -32,6 +32,7 @@ PHASES: tuple[Phase, ...] = ("validation", "before", "inside", "after", "reply")
 DAMAGES = ("diverge", "flip_token", "flip_block", "flip_length", "flip_weight", "flip_expert", "flip_kv")
 FAULT_KINDS = ("fail", "poison", "leave", "kill", "stop", "slow", *DAMAGES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTIONS = ("auto", "replicated", "tensor")
 ATTENTION_BACKENDS = ("auto", "native", "sdpa", "flash")
 KERNELS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8")
@@ -130,7 +131,8 @@ class EngineConfig:
     Units: `kv_cache_memory` in bytes per rank, `journal_max_size` in bytes; `*_s` in seconds. None means: chosen at
     start, see docs. `name` is the engine's on a Ray that others use too: one engine of a name runs at a time.
     `agreement_interval`: every so many commands the ranks compare what they computed; 0: never. `journal` is a folder
-    on the head's node. `pin`: each CPU rank's threads are kept on CPUs of its own.
+    on the head's node. `pin`: each CPU rank's threads are kept on CPUs of its own. `attention`: all of it on every rank
+    (replicated), or its heads shared out, and dense layers, embedding and output head as well (tensor).
     """
 
     model: str
@@ -144,6 +146,7 @@ class EngineConfig:
     device: str = "auto"
     quantization: str = "none"
     kernels: str = "auto"
+    attention: str = "auto"
     attention_backend: str = "auto"
     ep_protocol: str | None = None
     kv_cache_memory: int | None = None
@@ -362,6 +365,7 @@ def _check(config: EngineConfig) -> None:
     _one_of("dtype", config.dtype, DTYPES)
     _one_of("quantization", config.quantization, QUANTIZATIONS)
     _one_of("kernels", config.kernels, KERNELS)
+    _one_of("attention", config.attention, ATTENTIONS)
     _one_of("attention_backend", config.attention_backend, ATTENTION_BACKENDS)
     _one_of("placement", config.placement, PLACEMENTS)
     _one_of("log_level", config.log_level, LOG_LEVELS)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from metrale_ray.config import (
     ATTENTION_BACKENDS,
+    ATTENTIONS,
     DTYPES,
     FAULT_KINDS,
     KERNELS,
@@ -38,6 +39,7 @@ OPTIONAL_COUNTS = ("max_model_len", "kv_cache_memory")
 SECONDS = ("start_timeout_s", "placement_timeout_s", "step_timeout_s", "idle_ping_s", "journal_max_age_s")
 CHOICES = {
     "dtype": DTYPES,
+    "attention": ATTENTIONS,
     "attention_backend": ATTENTION_BACKENDS,
     "kernels": KERNELS,
     "quantization": QUANTIZATIONS,

@@ -3,8 +3,9 @@
 
 Rules. A sum is of a chunk's bytes as 64-bit words, modulo 2**64: one flipped bit always changes it, and it is taken on
 the tensor's own device about as fast as the memory can be read. It is no signature. Weights that all ranks hold are
-replicated, and their sums are compared between the ranks too; the others are this rank's own. Parts are of equal
-numbers of chunks, of either kind for itself, so all ranks name the same bytes by the same part.
+replicated, and their sums are compared between the ranks too; the others are this rank's own: experts, and where
+attention is split all but routers and norms. Parts are of equal numbers of chunks, of either kind for itself, so all
+ranks name the same bytes by the same part.
 
 Leaves out the KV cache, which changes with each step: `rows_sums` serves it.
 """
@@ -26,10 +27,14 @@ CHUNK_BYTES = 2**14
 PART_BYTES = 2**26
 WORD_BYTES = 8
 CHUNK_WORDS = CHUNK_BYTES // WORD_BYTES
+# Of a layer's parameters. Norms of heads are not among them: a rank has those of its own heads.
+ALWAYS_REPLICATED = ("input_layernorm", "post_attention_layernorm", "router")
 
 
-def is_replicated(parameter: str) -> bool:
-    """Whether all ranks hold this parameter of a shard plan, whole."""
+def is_replicated(parameter: str, *, is_split: bool = False) -> bool:
+    """Whether all ranks hold this parameter of a shard plan, whole. `is_split`: attention is split over them."""
+    if is_split:
+        return parameter == FINAL_NORM or parameter.rpartition(".")[2] in ALWAYS_REPLICATED
     return parameter not in (FINAL_NORM, HEAD) and ".experts." not in parameter
 
 
@@ -56,11 +61,15 @@ def rows_sums(rows: torch.Tensor) -> torch.Tensor:
 
 
 class Checksums:
-    """Those of `weights`, none of which has gaps. Nothing is compared with the load before `note_loaded`."""
+    """Those of `weights`, none of which has gaps. Nothing is compared with the load before `note_loaded`.
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._replicated = {name: tensor for name, tensor in weights.items() if is_replicated(name)}
-        self._own = {name: tensor for name, tensor in weights.items() if not is_replicated(name)}
+    `is_split`: attention is split over the ranks.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], *, is_split: bool = False) -> None:
+        of_all = {name for name in weights if is_replicated(name, is_split=is_split)}
+        self._replicated = {name: tensor for name, tensor in weights.items() if name in of_all}
+        self._own = {name: tensor for name, tensor in weights.items() if name not in of_all}
         self._loaded: dict[str, torch.Tensor] = {}
 
     def note_loaded(self, on_tensor: Callable[[], None] = lambda: None) -> None:

@@ -8,6 +8,10 @@ leaves the step with `PeerFailed`. The buffer is made at start for the largest s
 still be reported. No wait is unbounded: each ends with LinkLost at the deadline, or as soon as `check_peers` says
 that a peer has gone.
 
+A step may end with one gather, by which rank 0 gets rows of which every rank has computed some columns. It has the flag
+too, which rank 0 alone gets to see: nothing follows it, so the others need not know. What a step has of either follows
+from its command, so a rank that fails knows which comes next, and of what size.
+
 Here: one rank, and ranks as threads of one process under a baton, whose sum is what the others are compared with. For
 ranks in processes: `shared_memory` on one host and over hosts, `torch_distributed` anywhere; `rendezvous` chooses.
 
@@ -28,6 +32,7 @@ from metrale_ray.baton import Baton
 from metrale_ray.clock import Clock
 from metrale_ray.config import Phase
 from metrale_ray.errors import LinkLost, PeerFailed
+from metrale_ray.model.gathering import Gathering
 
 # How long one wait lasts before the peers are looked at again. A stopped peer is noticed by the link after seconds.
 WAIT_SLICE_S = 0.5
@@ -54,13 +59,23 @@ class Collectives(ABC):
         self._layer = 0
         self._buffer = torch.zeros(max_tokens * hidden_size + 1, dtype=dtype, device=device)
         self._remaining = 0
+        self._rows_to_gather = 0
+        self._gathering: Gathering | None = None
         self._take(0)
 
-    def begin(self, num_tokens: int, num_reductions: int) -> None:
-        """Start a step of `num_tokens` rows and `num_reductions` reductions. Both follow from the command alone."""
+    def plan_gather(self, widths: Sequence[int]) -> None:
+        """From now on steps may gather, of each row so many columns from each rank. Called once, before the first."""
+        self._gathering = Gathering(self.rank, widths, self._buffer.device)
+
+    def begin(self, num_tokens: int, num_reductions: int, num_gathered_rows: int = 0) -> None:
+        """Start a step of `num_tokens` rows and `num_reductions` reductions, and a gather of so many rows if any.
+
+        All of them follow from the command alone.
+        """
         if num_tokens != self._num_tokens:
             self._take(num_tokens)
         self._remaining = num_reductions
+        self._rows_to_gather = num_gathered_rows
         self._layer = 0
         self.waited_s = 0.0
 
@@ -80,29 +95,66 @@ class Collectives(ABC):
         self._timed_sum(self._flat)
         self._remaining -= 1
         if self._is_flag_up():
-            self._remaining = 0
+            self._remaining = self._rows_to_gather = 0
             raise PeerFailed("another rank failed in this step")
         self.at_phase("after", self._layer)
         self._layer += 1
         return self._rows
 
+    def gather(self, part_RW: torch.Tensor) -> torch.Tensor | None:
+        """Give rank 0 this rank's columns [R, W], fp32, of the step's rows: the step's last collective.
+
+        Gives the whole rows [R, V] on rank 0, valid until the next gather, and None elsewhere. Raises PeerFailed on
+        rank 0 when any rank raised the flag, LinkLost when a peer does not come.
+        """
+        self.at_phase("before", self._layer)
+        rows_RV = self._required_gathering().room(self._rows_to_gather)
+        self.at_phase("inside", self._layer)
+        if self._timed_gather(part_RW, rows_RV):
+            raise PeerFailed("another rank failed in this step")
+        self.at_phase("after", self._layer)
+        self._layer += 1
+        return rows_RV
+
     def report_failure(self) -> None:
-        """Tell the others in the next reduction of this step, if there is one. Raises LinkLost."""
+        """Tell the others in the next collective of this step, if there is one. Raises LinkLost."""
         if self._remaining == 0:
+            if self._rows_to_gather:
+                self._timed_gather(None, None)
             return
         self._flat.zero_()
         self._flat[-1] = 1.0
-        self._remaining = 0
+        self._remaining = self._rows_to_gather = 0
         self._timed_sum(self._flat)
 
     def _timed_sum(self, flat: torch.Tensor) -> None:
         started = self.clock()
         self._sum(flat)
+        self._note_time(started)
+        self.num_bytes += self._flat_bytes
+
+    def _timed_gather(self, part_RW: torch.Tensor | None, into_RV: torch.Tensor | None) -> bool:
+        """Go through all pieces, also once a flag is seen, as the others do. Whether one was up, on rank 0."""
+        num_rows, self._rows_to_gather = self._rows_to_gather, 0
+        gathering, has_failed = self._required_gathering(), False
+        started = self.clock()
+        for rows, mine_I, pieces_GI in gathering.pieces(num_rows, part_RW):
+            self._gather(mine_I, pieces_GI)
+            if pieces_GI is not None:
+                has_failed |= gathering.take(rows, pieces_GI, into_RV)
+            self.num_bytes += mine_I.nbytes
+        self._note_time(started)
+        return has_failed
+
+    def _note_time(self, started: float) -> None:
         took_s = self.clock() - started
         self.waited_s += took_s
         self.sums_s += took_s
         self.num_sums += 1
-        self.num_bytes += self._flat_bytes
+
+    def _required_gathering(self) -> Gathering:
+        assert self._gathering is not None, "a step gathers only where that was planned"
+        return self._gathering
 
     def _take(self, num_tokens: int) -> None:
         """Keep the buffer's views for so many tokens: making them costs more than a small sum."""
@@ -127,6 +179,10 @@ class Collectives(ABC):
     @abstractmethod
     def _sum(self, flat: torch.Tensor) -> None:
         """Sum `flat` over the ranks in place, to the same bits on every rank."""
+
+    @abstractmethod
+    def _gather(self, mine_I: torch.Tensor, pieces_GI: torch.Tensor | None) -> None:
+        """Give rank 0 what every rank has in `mine_I`, in rank order: into `pieces_GI`, which is None elsewhere."""
 
     @abstractmethod
     def close(self) -> None:
@@ -154,36 +210,51 @@ def sum_in_rank_order(payloads: Sequence[torch.Tensor]) -> torch.Tensor:
     return total.to(dtype)
 
 
+def in_rank_order(payloads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The payloads one below the other."""
+    return torch.stack(list(payloads))
+
+
 class OneRank(Collectives):
     """A group of one: sums are what they are."""
 
     def _sum(self, flat: torch.Tensor) -> None:
         """The sum over one rank is there already."""
 
+    def _gather(self, mine_I: torch.Tensor, pieces_GI: torch.Tensor | None) -> None:
+        assert pieces_GI is not None, "the only rank is rank 0"
+        pieces_GI[0].copy_(mine_I)
+
     def close(self) -> None:
         """There is nobody to leave."""
 
 
+Combine = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+"""What becomes of all ranks' payloads, in rank order."""
+
+
 class InProcessGroup:
-    """What the ranks of one process share: a place for each rank's payload and the sum's generation."""
+    """What the ranks of one process share: a place for each rank's payload, and what became of all of them."""
 
     def __init__(self, baton: Baton, world: int) -> None:
         self.baton = baton
         self.world = world
-        self.payloads: dict[int, torch.Tensor] = {}
+        self.payloads: dict[int, tuple[Combine, torch.Tensor]] = {}
         self.results: dict[int, torch.Tensor] = {}
         self.gone: dict[int, str] = {}
 
-    def enter(self, rank: int, flat: torch.Tensor) -> None:
-        """Give one rank's payload; the last to come adds all of them in rank order, for everybody."""
-        self.payloads[rank] = flat.clone()
+    def enter(self, rank: int, flat: torch.Tensor, combine: Combine) -> None:
+        """Give one rank's payload; the last to come combines all of them in rank order, for everybody."""
+        self.payloads[rank] = combine, flat.clone()
         if len(self.payloads) < self.world:
             return
-        if len({p.shape for p in self.payloads.values()}) != 1:
-            raise AssertionError(f"ranks entered unlike reductions: {[p.shape for p in self.payloads.values()]}")
-        total = sum_in_rank_order([self.payloads[rank] for rank in range(self.world)])
+        entered = [self.payloads[rank] for rank in range(self.world)]
+        if len({(combine, payload.shape) for combine, payload in entered}) != 1:
+            told = [(combine.__name__, tuple(payload.shape)) for combine, payload in entered]
+            raise AssertionError(f"ranks entered unlike collectives: {told}")
+        result = combine([payload for _, payload in entered])
         self.payloads = {}
-        self.results = dict.fromkeys(range(self.world), total)
+        self.results = dict.fromkeys(range(self.world), result)
 
 
 class InProcess(Collectives):
@@ -204,14 +275,21 @@ class InProcess(Collectives):
         self._timeout_s = timeout_s
 
     def _sum(self, flat: torch.Tensor) -> None:
+        flat.copy_(self._exchange(flat, sum_in_rank_order))
+
+    def _gather(self, mine_I: torch.Tensor, pieces_GI: torch.Tensor | None) -> None:
+        found_GI = self._exchange(mine_I, in_rank_order)
+        if pieces_GI is not None:
+            pieces_GI.copy_(found_GI)
+
+    def _exchange(self, flat: torch.Tensor, combine: Combine) -> torch.Tensor:
         group = self._group
-        group.enter(self.rank, flat)
+        group.enter(self.rank, flat, combine)
         came = group.baton.wait_until(
             lambda: self.rank in group.results or bool(group.gone), self._timeout_s, f"reduction of rank {self.rank}"
         )
         if self.rank in group.results:
-            flat.copy_(group.results.pop(self.rank))
-            return
+            return group.results.pop(self.rank)
         missing = sorted(set(range(group.world)) - set(group.payloads))
         reason = "; ".join(f"rank {r}: {why}" for r, why in group.gone.items()) if came else "deadline passed"
         raise LinkLost(

@@ -54,8 +54,11 @@ class Damage:
                 raise ConfigError(f"rank {spec.rank} has no tensor {spec.tensor!r}; it has {', '.join(weights)}")
             return weights[spec.tensor]
         of_all = spec.kind == "flip_weight"
-        names = (name for name in weights if name.startswith("layers.") and is_replicated(name) == of_all)
+        names = (name for name in weights if name.startswith("layers.") and self._is_replicated(name) == of_all)
         return weights[next(names)]
+
+    def _is_replicated(self, name: str) -> bool:
+        return is_replicated(name, is_split=self._model.share.is_split)
 
     def _flip_kv(self, slot: Slot, bit: int) -> None:
         """The first value of the last settled token, in the first layer."""

@@ -39,6 +39,7 @@ from metrale_ray.protocol.commands import (
     Scrub,
     Shutdown,
     Slot,
+    Span,
     Status,
     Timing,
     command_rows,
@@ -113,7 +114,7 @@ class Replica:
         self._faults.begin(frame)
         rows = command_rows(frame.command)
         self._model.watch_step(bool(rows) and self._is_due(frame.envelope.seq))
-        self._collectives.begin(sum(len(span.token_ids) for span in rows), self._model.num_reductions() if rows else 0)
+        self._begin_collectives(rows)
         try:
             self._faults.check("validation")
             self._slots.check(frame.command)
@@ -131,6 +132,14 @@ class Replica:
         self._slots.succeeded()
         return self._reply(frame, Status.OK, None, started, observed)
 
+    def _begin_collectives(self, rows: Sequence[Span]) -> None:
+        """Which collectives this command has, and of what sizes: from its rows alone, before anything can fail."""
+        if not rows:
+            self._collectives.begin(0, 0)
+            return
+        num_tokens = sum(len(span.token_ids) for span in rows)
+        self._collectives.begin(num_tokens, self._model.num_reductions(), self._model.num_gathered_rows(rows))
+
     def _is_due(self, seq: int) -> bool:
         """Whether this is the first step of its interval: decided by the commands' numbers, so by all ranks alike."""
         if self._agreement_interval == 0:
@@ -144,7 +153,8 @@ class Replica:
             return self._model.witness_of_step()
         observed = {"weights": self._model.weights_digest(command.part, command.num_parts)}
         if command.slot is not None:
-            observed["kv"] = self._model.kv_digest(self._slots.sequence(command.slot), command.start)
+            kv = self._model.kv_digest(self._slots.sequence(command.slot), command.start)
+            observed |= {} if kv is None else {"kv": kv}
         return observed
 
     def _progress_of(self, frame: CommandFrame) -> Callable[[int, int], None]:

@@ -22,6 +22,7 @@ from metrale_ray.model.checkpoint import Checkpoint, open_checkpoint
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.damage import Damage
 from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.dense_share import DenseShare, dense_share, local_config
 from metrale_ray.model.device import resolve_device
 from metrale_ray.model.dtypes import resolve_dtype
 from metrale_ray.model.execute import OnProgress, Replica
@@ -73,6 +74,16 @@ class RankSetup:
         )
 
     @property
+    def is_split(self) -> bool:
+        """Whether attention is split over the ranks, and dense layers, embedding and output head as well."""
+        return self.config.attention == "tensor" and self.config.ep_size > 1
+
+    @property
+    def share(self) -> DenseShare:
+        """What this rank holds beside experts, routers and norms."""
+        return dense_share(self.decoder, self.rank, self.config.ep_size, is_split=self.is_split)
+
+    @property
     def limits(self) -> SlotLimits:
         """What each row of a command is checked against."""
         return SlotLimits(
@@ -120,6 +131,7 @@ def introduce(setup: RankSetup) -> Hello:
         "kernels": kernels_name(setup.kernels),
         "quantization": config.quantization,
         "attention": setup.attention.name,
+        "attention_over_ranks": "tensor" if setup.is_split else "replicated",
         "ep_size": str(config.ep_size),
         "block_size": str(config.block_size),
         "max_batch_size": str(config.max_batch_size),
@@ -172,7 +184,16 @@ def build_replica(
     clock: Clock = time.monotonic,
 ) -> tuple[Replica, TransformerModel]:
     """The rank's model and its replica, not loaded yet. `clock` times its replies."""
-    model = TransformerModel(setup.checkpoint, setup.config, setup.rank, collectives, port, setup.device, setup.dtype)
+    model = TransformerModel(
+        setup.checkpoint,
+        setup.config,
+        setup.rank,
+        collectives,
+        port,
+        setup.device,
+        setup.dtype,
+        is_split=setup.is_split,
+    )
     slots = Slots(setup.limits, model.alloc_sequence, model.free_sequence)
     faults = Faults(setup.config.faults, setup.rank, Damage(slots, model))
     if setup.config.faults:
@@ -194,9 +215,12 @@ def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
 
 
 def _num_blocks(setup: RankSetup) -> int:
-    """KV blocks that this rank can hold: no more than all slots can fill."""
+    """KV blocks that this rank can hold: no more than all slots can fill, and so many where it has no heads."""
     config = setup.config
-    block_bytes = setup.attention.cache.block_bytes(setup.decoder, config.block_size, setup.dtype)
+    decoder = local_config(setup.decoder, setup.share)
+    block_bytes = setup.attention.cache.block_bytes(decoder, config.block_size, setup.dtype)
+    if block_bytes == 0:
+        return setup.limits.max_num_blocks
     budget_bytes = config.kv_cache_memory if config.kv_cache_memory is not None else _cache_budget_bytes(setup)
     num_blocks = min(setup.limits.max_num_blocks, budget_bytes // block_bytes)
     if num_blocks < 1:
@@ -210,7 +234,9 @@ def _num_blocks(setup: RankSetup) -> int:
 
 def _cache_budget_bytes(setup: RankSetup) -> int:
     layout = layout_of(setup.kernels, setup.config.quantization)
-    shard = shard_bytes(setup.checkpoint, setup.decoder, setup.rank, setup.config.ep_size, setup.dtype, layout)
+    shard = shard_bytes(
+        setup.checkpoint, setup.decoder, setup.rank, setup.config.ep_size, setup.dtype, layout, is_split=setup.is_split
+    )
     if setup.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(setup.device)
         return max(0, int((free_bytes - shard) * GPU_CACHE_SHARE))

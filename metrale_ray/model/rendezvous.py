@@ -136,7 +136,7 @@ def _over_hosts(meeting: Meeting, sizes: Sizes, hosts: Sequence[Sequence[int]], 
     between = None
     if meeting.rank == leader:
         between = TorchGroup(leaders.index(leader), len(leaders), "cpu", **meeting.for_torch())
-    return Hierarchical(*sizes, end=end, leaders=between, leader=leader, num_hosts=len(hosts))
+    return Hierarchical(*sizes, end=end, leaders=between, hosts=hosts)
 
 
 def _tell_places(meeting: Meeting, way: Way) -> list[Place]:

@@ -152,6 +152,8 @@ class SegmentEnd:
         self._sum_holding = ctypes.PyDLL(core._name, handle=core._handle)["mr_shared_sum"]
         self._sum_holding.restype, self._sum_holding.argtypes = c_int32, list(arguments)
         self._broadcast = function("mr_shared_broadcast", c_int32, c_void_p, c_int32, c_void_p, c_int64, c_int64)
+        gathering = (c_void_p, c_int32, c_void_p, c_int64, c_void_p, c_int64)
+        self._gather = function("mr_shared_gather", c_int32, *gathering)
         self._awaited = function("mr_shared_awaited", c_int32, c_void_p)
         self._close = function("mr_shared_close", None, c_void_p)
 
@@ -172,6 +174,14 @@ class SegmentEnd:
             raise self._refusal()
         index = self._ranks.index(root)
         self._finish(lambda: self._broadcast(end, index, at, num_bytes, SLICE_US))
+
+    def gather(self, root: int, flat: torch.Tensor, into: torch.Tensor | None) -> None:
+        """Give rank `root` what every rank has in `flat`, row by row `into` there; None elsewhere. Raises LinkLost."""
+        end, at, num_bytes = self._end, flat.data_ptr(), flat.nbytes
+        if self._is_broken or end is None:
+            raise self._refusal()
+        index, target = self._ranks.index(root), None if into is None else into.data_ptr()
+        self._finish(lambda: self._gather(end, index, at, num_bytes, target, SLICE_US))
 
     def seal(self) -> None:
         """All have their ends: nobody else can map the segment from now on."""

@@ -58,7 +58,7 @@ def plan_step(
         cos_T1D,
         sin_T1D,
         {window: attention.plan(packed, states, window) for window in windows},
-        [row for number, span in enumerate(spans) for row in _asked(span, first_rows[number])],
+        [row for number, span in enumerate(spans) for row in asked_rows(span, first_rows[number])],
         [first_rows[number] + len(span.token_ids) - 1 for number, span in enumerate(spans)],
     )
 
@@ -73,7 +73,8 @@ def _first_rows(spans: Sequence[Span], order: Sequence[int]) -> dict[int, int]:
     return first_rows
 
 
-def _asked(span: Span, first_row: int) -> range:
+def asked_rows(span: Span, first_row: int = 0) -> range:
+    """The packed rows whose logits a span asks for, where its first token is row `first_row`."""
     end = first_row + len(span.token_ids)
     match span.logits:
         case Logits.NONE:

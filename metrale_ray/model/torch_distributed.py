@@ -45,12 +45,21 @@ class TorchGroup:
 
     def sum(self, flat: torch.Tensor) -> None:
         """Sum `flat` over the ranks in place, to the same bits on every rank. Raises LinkLost."""
+        self._run(lambda group: group.allreduce([flat]))
+
+    def gather(self, flat: torch.Tensor, into: torch.Tensor | None) -> None:
+        """Give the group's first rank what every rank has in `flat`, row by row `into` there. Raises LinkLost."""
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        outputs = [] if into is None else [list(into.unbind())]
+        self._run(lambda group: group.gather(outputs, [flat], options))
+
+    def _run(self, start: Callable[[Any], Any]) -> None:
         if self._group is None:
             raise LinkLost("the group of ranks was closed", rank=self._rank)
         self._is_broken = True
         try:
-            work = self._group.allreduce([flat])
-            self._wait(work)
+            self._wait(start(self._group))
             self._is_broken = False
         except RuntimeError as error:  # torch reports a closed connection and its own timeout this way
             name_lost_peer(self._check_peers)
@@ -100,6 +109,9 @@ class TorchDistributed(Collectives):
 
     def _sum(self, flat: torch.Tensor) -> None:
         self._group.sum(flat)
+
+    def _gather(self, mine_I: torch.Tensor, pieces_GI: torch.Tensor | None) -> None:
+        self._group.gather(mine_I, pieces_GI)
 
     def close(self) -> None:
         """Leave the group; see TorchGroup."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`TransformerModel`: the model contract for decoder families, with everything replicated but the experts.
+"""`TransformerModel`: the model contract for decoder families, with the experts spread over the ranks.
+
+Attention, dense layers, embedding and output head are replicated, or split over the ranks as well (`dense_share`).
 
 Every forward method is one packed pass over its spans. Rank 0 gives logits, the others None. The model keeps no
 sequence of its own beside the contract's `SequenceState`: a sequence's rows are found through its block table.
@@ -27,11 +29,12 @@ from metrale_ray.model.contract.sequence import SequenceState
 from metrale_ray.model.contract.streams import Streams
 from metrale_ray.model.decoder import Decoder
 from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.dense_share import dense_share, local_config, vocabulary_widths
 from metrale_ray.model.kernels.choose import choose_kind, make_kernels
 from metrale_ray.model.kv_cache import KvCache
 from metrale_ray.model.layers.rotary import Rotary
 from metrale_ray.model.layers.self_attention import join_head_norms
-from metrale_ray.model.step import Step, plan_step
+from metrale_ray.model.step import Step, asked_rows, plan_step
 from metrale_ray.model.step_watch import StepWatch, hash_tensors
 from metrale_ray.model.weights import Weights, load_weights, plan_weights, read_decoder_config
 from metrale_ray.protocol.commands import Slot, Span
@@ -41,7 +44,10 @@ log = logging.getLogger(__name__)
 
 
 class TransformerModel(Model):
-    """One rank. Construction reads and checks the checkpoint's headers only; `load` reads the weights."""
+    """One rank. Construction reads and checks the checkpoint's headers only; `load` reads the weights.
+
+    `is_split`: attention is split over the ranks.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,8 @@ class TransformerModel(Model):
         port: CommandPort | None,
         device: torch.device,
         dtype: torch.dtype,
+        *,
+        is_split: bool = False,
     ) -> None:
         self.ep = Ep(port)
         self.streams = Streams(device)
@@ -60,8 +68,12 @@ class TransformerModel(Model):
         self.dtype = dtype
         self.decoder_config = read_decoder_config(checkpoint)
         self._tensors = checkpoint.tensors
-        _warn_of_copies(self.decoder_config, rank, collectives.world)
-        self._plan = plan_weights(checkpoint, self.decoder_config, rank, collectives.world)
+        self.share = dense_share(self.decoder_config, rank, collectives.world, is_split=is_split)
+        self._plan = plan_weights(checkpoint, self.decoder_config, rank, collectives.world, is_split=is_split)
+        if is_split:
+            collectives.plan_gather(vocabulary_widths(self.decoder_config, collectives.world))
+        else:
+            _warn_of_copies(self.decoder_config, rank, collectives.world)
         self._collectives = collectives
         self._block_size = config.block_size
         self._windows = frozenset(self.decoder_config.windows)
@@ -85,16 +97,18 @@ class TransformerModel(Model):
     @torch.inference_mode()
     def load(self, num_blocks: int, on_progress: Callable[[int, int], None]) -> None:
         """Read this rank's shard and reserve the KV cache. Raises CheckpointError."""
-        kernels, config = self._kernels, self.decoder_config
+        kernels, config = self._kernels, local_config(self.decoder_config, self.share)
         weights = load_weights(self._plan, self._tensors, self.device, self.dtype, on_progress, kernels.layout)
         join_head_norms(config, weights)
         cache = self._choice.cache(config, num_blocks, self._block_size, self.device, self.dtype)
         self._attention = self._choice.build(cache)
         is_tied = self._plan.is_tied
-        self._decoder = Decoder(config, weights, self._attention, self._collectives, kernels, is_tied=is_tied)
+        self._decoder = Decoder(
+            config, weights, self._attention, self._collectives, kernels, self.share, is_tied=is_tied
+        )
         self._cache = cache
         self._weights = weights
-        self._checksums = Checksums(weights)
+        self._checksums = Checksums(weights, is_split=self.share.is_split)
         if self._keeps_sums:
             num_bytes = sum(tensor.nbytes for tensor in weights.values())
             self._checksums.note_loaded(lambda: on_progress(num_bytes, num_bytes))  # the load is waited for meanwhile
@@ -143,8 +157,13 @@ class TransformerModel(Model):
         return self._block_size
 
     def num_reductions(self) -> int:
-        """One for each layer with experts; 0 for a model without."""
-        return self.decoder_config.num_sparse_layers
+        """One for each layer with experts; where attention is split, after the embedding and twice in each layer."""
+        config = self.decoder_config
+        return 1 + 2 * config.num_layers if self.share.is_split else config.num_sparse_layers
+
+    def num_gathered_rows(self, spans: Sequence[Span]) -> int:
+        """See Forward: the rows that are asked for, where attention is split."""
+        return sum(len(asked_rows(span)) for span in spans) if self.share.is_split else 0
 
     def prefill_chunk(self, span: Span, seq: SequenceState) -> torch.Tensor | None:
         """One chunk of a prompt."""
@@ -191,10 +210,13 @@ class TransformerModel(Model):
         return self._checksums.digest(part, num_parts)
 
     @torch.inference_mode()
-    def kv_digest(self, seq: SequenceState, start: int) -> bytes:
-        """Of MAX_SCRUB_ROWS settled rows of `seq` from `start` on, in all layers: the sum of each row."""
+    def kv_digest(self, seq: SequenceState, start: int) -> bytes | None:
+        """Of MAX_SCRUB_ROWS settled rows of `seq` from `start` on, in all layers: the sum of each row. None where
+        attention is split."""
         if self._cache is None:
             raise CommandRefused("nothing is loaded yet")
+        if self.share.is_split:
+            return None
         cache = self._cache
         end = min(seq.length, start + MAX_SCRUB_ROWS)
         places = torch.tensor(cache.places(seq.block_table, start, end), dtype=torch.int64, device=self.device)
@@ -215,7 +237,7 @@ class TransformerModel(Model):
             raise CommandRefused("nothing is loaded yet")
         step = plan_step(spans, seqs, self._attention, self._rotary, self._windows, self.device)
         x_TH = self._watched_hidden(self._decoder, step) if self._is_watched else self._decoder.hidden(step)
-        return self._decoder.logits(x_TH, step.logit_rows) if self.rank == 0 else None
+        return self._decoder.logits(x_TH, step.logit_rows)
 
     def _watched_hidden(self, decoder: Decoder, step: Step) -> torch.Tensor:
         watch = StepWatch(step.last_rows, self.device)

@@ -46,19 +46,31 @@ def read_decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
     return family_of(checkpoint.config).read_config(checkpoint.config)
 
 
-def plan_weights(checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int) -> ShardPlan:
-    """This rank's plan, after checking that the checkpoint is exactly what the plan needs. Raises CheckpointError."""
+def plan_weights(
+    checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int, *, is_split: bool = False
+) -> ShardPlan:
+    """This rank's plan, after checking that the checkpoint is exactly what the plan needs. Raises CheckpointError.
+
+    `is_split`: attention is split over the ranks.
+    """
     layout = choose_layout(family_of(checkpoint.config), config, checkpoint.tensors)
-    plan = plan_shard(config, layout, rank, world, has_head=HEAD_NAME in checkpoint.tensors)
+    plan = plan_shard(config, layout, rank, world, has_head=HEAD_NAME in checkpoint.tensors, is_split=is_split)
     check_tensors(plan, checkpoint.tensors)
     return plan
 
 
 def shard_bytes(
-    checkpoint: Checkpoint, config: DecoderConfig, rank: int, world: int, dtype: torch.dtype, layout: Layout = PLAIN
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    rank: int,
+    world: int,
+    dtype: torch.dtype,
+    layout: Layout = PLAIN,
+    *,
+    is_split: bool = False,
 ) -> int:
     """The memory that this rank's weights will take, known before anything is read. Raises CheckpointError."""
-    plan = plan_weights(checkpoint, config, rank, world)
+    plan = plan_weights(checkpoint, config, rank, world, is_split=is_split)
     return sum(stored.num_bytes for held in _stored(plan, dtype, layout).values() for stored in held.values())
 
 
@@ -78,13 +90,13 @@ def load_weights(
     }
     work = [(tensors[piece.name], piece) for piece in plan.pieces if piece.parameter is not None]
     work.sort(key=lambda item: (item[0].file, item[0].offset))  # files are read from front to back
-    total_bytes, done_bytes = sum(_bytes_read(record, piece, plan) for record, piece in work), 0
+    total_bytes, done_bytes = sum(_bytes_read(record, piece) for record, piece in work), 0
     on_progress(0, total_bytes)
     with TensorReader() as reader:
         for record, piece in work:
             parameter = _parameter(piece)
             layout.read(reader, record, piece, plan.shapes[parameter], weights)
-            done_bytes += _bytes_read(record, piece, plan)
+            done_bytes += _bytes_read(record, piece)
             on_progress(done_bytes, total_bytes)
     return weights
 
@@ -105,11 +117,10 @@ def _parameter(piece: Piece) -> str:
     return piece.parameter
 
 
-def _bytes_read(record: TensorRecord, piece: Piece, plan: ShardPlan) -> int:
-    """Of the file. A piece is whole, or fills the first dimension of its parameter from a row of its own on."""
-    if piece.index or not record.shape:
-        return record.num_bytes
-    return record.num_bytes // max(record.shape[0], 1) * plan.shapes[_parameter(piece)][0]
+def _bytes_read(record: TensorRecord, piece: Piece) -> int:
+    """Of the file: whole rows, also where only some of their columns are kept."""
+    num_rows = record.shape[0] if record.shape else 1
+    return record.num_bytes // max(num_rows, 1) * piece.num_rows
 
 
 def check_tensors(plan: ShardPlan, tensors: Mapping[str, TensorRecord]) -> None:

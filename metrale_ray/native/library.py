@@ -120,6 +120,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mr_shared_open": (c_void_p, (c_void_p, c_int64, c_uint64, c_int32, c_int32, c_int64)),
     "mr_shared_sum": (c_int32, (c_void_p, c_void_p, c_int64, c_int32, c_int64)),
     "mr_shared_broadcast": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
+    "mr_shared_gather": (c_int32, (c_void_p, c_int32, c_void_p, c_int64, c_void_p, c_int64)),
     "mr_shared_awaited": (c_int32, (c_void_p,)),
     "mr_shared_close": (None, (c_void_p,)),
 }

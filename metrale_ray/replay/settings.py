@@ -2,8 +2,8 @@
 """From a journal's `Started` to the settings of a replay, and what here is not as it was there.
 
 Rules: what decides what a command means is as recorded: protocol, limits, block size, intervals, seed. Another folder,
-another number of ranks, device, dtype and kind of attention may be chosen. What surrounds an engine (Ray, its name, its
-journal, faults raised on purpose) stays behind. Settings that this build does not know are passed over.
+another number of ranks, device, dtype, kernels and attention may be chosen. What surrounds an engine (Ray, its name,
+its journal, faults raised on purpose) stays behind. Settings that this build does not know are passed over.
 
 What is left out: opening the checkpoint (`ranks`), and what is compared (`comparison`).
 """
@@ -35,6 +35,7 @@ def replay_config(
     dtype: str | None = None,
     quantization: str | None = None,
     kernels: str | None = None,
+    attention: str | None = None,
     attention_backend: str | None = None,
 ) -> EngineConfig:
     """The recorded settings with those given here; None: as recorded.
@@ -57,6 +58,7 @@ def replay_config(
         "dtype": dtype,
         "quantization": quantization,
         "kernels": kernels,
+        "attention": attention,
         "attention_backend": attention_backend,
     }
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -127,6 +127,7 @@ TEXTS = (
         "device",
         "quantization",
         "kernels",
+        "attention",
         "attention_backend",
         "ep_protocol",
         "kv_cache_memory",

@@ -17,7 +17,14 @@ import torch
 
 from metrale_ray.baton import Baton, Process
 from metrale_ray.errors import LinkLost
-from metrale_ray.model.collectives import NAME_PEER_S, WAIT_SLICE_S, Collectives, sum_in_rank_order
+from metrale_ray.model.collectives import (
+    NAME_PEER_S,
+    WAIT_SLICE_S,
+    Collectives,
+    Combine,
+    in_rank_order,
+    sum_in_rank_order,
+)
 from tests.simulation.faults import Fault, SumFault
 from tests.simulation.network import Network
 
@@ -44,7 +51,7 @@ class Meeting:
         self.faults = {(f.rank, f.number): f for f in faults if isinstance(f, SumFault)}
         self._network = network
         self._processes: dict[int, Process] = {}
-        self._payloads: dict[int, torch.Tensor] = {}
+        self._payloads: dict[int, tuple[Combine, torch.Tensor]] = {}
         self._results: dict[int, torch.Tensor] = {}
         self._is_due = False  # the last rank has entered, and the time that the sum takes has passed
 
@@ -53,13 +60,14 @@ class Meeting:
         self._processes[rank] = process
         process.at_change.append(self._process_changed)
 
-    def enter(self, rank: int, flat: torch.Tensor) -> None:
-        """Give one rank's payload."""
-        self._payloads[rank] = flat.clone()
+    def enter(self, rank: int, flat: torch.Tensor, combine: Combine) -> None:
+        """Give one rank's payload, and say what it takes to become of all of them."""
+        self._payloads[rank] = combine, flat.clone()
         if len(self._payloads) < self.world:
             return
-        if len({payload.shape for payload in self._payloads.values()}) != 1:
-            shapes = [tuple(payload.shape) for _, payload in sorted(self._payloads.items())]
+        if len({(combine, payload.shape) for combine, payload in self._payloads.values()}) != 1:
+            entered = [self._payloads[rank] for rank in range(self.world)]
+            shapes = [(combine.__name__, tuple(payload.shape)) for combine, payload in entered]
             self.violations.append(f"the ranks entered unlike sums: {shapes}")
             self.leave(rank, "entered another sum than the others")
             return
@@ -85,7 +93,8 @@ class Meeting:
         self._is_due = True
 
     def _complete(self) -> None:
-        total = sum_in_rank_order([self._payloads[rank] for rank in range(self.world)])
+        combine, _ = self._payloads[0]
+        total = combine([self._payloads[rank][1] for rank in range(self.world)])
         self._payloads, self._is_due = {}, False
         self._results = dict.fromkeys(range(self.world), total)
 
@@ -128,17 +137,24 @@ class SimCollectives(Collectives):
         meeting.join(rank, process)
 
     def _sum(self, flat: torch.Tensor) -> None:
+        flat.copy_(self._exchange(flat, sum_in_rank_order))
+
+    def _gather(self, mine_I: torch.Tensor, pieces_GI: torch.Tensor | None) -> None:
+        found_GI = self._exchange(mine_I, in_rank_order)
+        if pieces_GI is not None:
+            pieces_GI.copy_(found_GI)
+
+    def _exchange(self, flat: torch.Tensor, combine: Combine) -> torch.Tensor:
         self._num_entered += 1
         meeting, baton = self._meeting, self._meeting.baton
         fault = meeting.faults.get((self.rank, self._num_entered))
         if fault is not None:
             self._suffer(fault)
         baton.hand_over()  # so that a dead rank enters nothing
-        meeting.enter(self.rank, flat)
+        meeting.enter(self.rank, flat, combine)
         if fault is not None and fault.kind == "kill":
             self._process.kill()
-        total = self._wait()
-        flat.copy_(total)
+        return self._wait()
 
     def _suffer(self, fault: SumFault) -> None:
         meeting, baton = self._meeting, self._meeting.baton

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Part Agreement: what a rank shows of its computation and its memory, to be compared with the other ranks.
 
-Everything here is equal on all ranks as long as none is damaged: the weights that all hold, the cache, and what a step
-computes outside the experts. Digests are 8 bytes.
+Everything here is equal on all ranks as long as none is damaged: the weights that all hold, the cache where all hold
+the same, and the hidden states and choices of experts of a step. Digests are 8 bytes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ class Agreement(ABC):
         """
 
     @abstractmethod
-    def kv_digest(self, seq: SequenceState, start: int) -> bytes:
+    def kv_digest(self, seq: SequenceState, start: int) -> bytes | None:
         """Of the settled keys and values of a sequence from position `start` on, MAX_SCRUB_ROWS at most, in all
-        layers."""
+        layers; None where each rank holds heads of its own, of which no other rank knows."""

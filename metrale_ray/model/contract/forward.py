@@ -3,8 +3,8 @@
 
 Every rank runs the same method for a command, so the collectives line up. A method returns the logits asked for by
 each span's `logits` (none, last or all rows), one after another in span order, as fp32 [rows, vocab] on rank 0, and
-None on other ranks, as no collective follows the last layer. They are valid until the next step. A method changes no length and no block table: KV rows
-past the settled length are scratch until the command is settled.
+None on other ranks. They are valid until the next step. A method changes no length and no block table: KV rows past the
+settled length are scratch until the command is settled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ class Forward(ABC):
 
     @abstractmethod
     def num_reductions(self) -> int:
-        """Collectives in one step, whatever its rows."""
+        """Sums over the ranks in one step, whatever its rows."""
+
+    def num_gathered_rows(self, spans: Sequence[Span]) -> int:
+        """Rows of logits that a step of these spans gathers to rank 0 at its end; 0 where it computes them alone."""
+        return 0
 
     @abstractmethod
     def prefill_chunk(self, span: Span, seq: SequenceState) -> torch.Tensor | None:

@@ -71,21 +71,32 @@ class Layout(ABC):
         """Read `piece` of a parameter of logical `shape` into the tensors that hold it. Raises CheckpointError."""
         assert piece.parameter is not None, "a piece that is read has a parameter"
         stored, scales = weights[piece.parameter], weights.get(scales_of(piece.parameter))
-        if stored.shape == shape and scales is None:
+        if stored.shape == shape and scales is None and piece.columns is None:
             reader.read_into(record, stored[piece.index] if piece.index else stored, piece.first_row)
             return
         # A piece without an index counts rows of its first dimension, which are whole experts where there are three.
         first_row = piece.first_row * math.prod(shape[1:-1])
+        columns = slice(None) if piece.columns is None else slice(piece.columns.start, piece.columns.stop)
+        read_as = _read_as(record, stored)
         stored_MOI = _flat(stored, 2)
         for matrix, output, num_rows in _runs(piece, shape, self._halves(piece.parameter)):
-            for rows_RI in reader.read_rows(record, shape[-1], first_row, num_rows, _read_as(record, stored)):
-                self._put(rows_RI, stored_MOI[matrix], output, None if scales is None else _flat(scales, 1)[matrix])
+            for rows_RI in reader.read_rows(record, piece.shape[-1], first_row, num_rows, read_as):
+                of_outputs = None if scales is None else _flat(scales, 1)[matrix]
+                self._put(rows_RI, columns, stored_MOI[matrix], output, of_outputs)
                 output += len(rows_RI)
             first_row += num_rows
 
     @abstractmethod
-    def _put(self, rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor | None) -> None:
-        """Whole rows, without gaps, as outputs from `first_output` on; quantised where there are scales."""
+    def _put(
+        self,
+        rows_RI: torch.Tensor,
+        columns: slice,
+        matrix: torch.Tensor,
+        first_output: int,
+        scales: torch.Tensor | None,
+    ) -> None:
+        """Columns of whole rows, which have no gaps, as outputs from `first_output` on; quantised where there are
+        scales, which are those of the whole rows."""
 
     @abstractmethod
     def _shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
@@ -103,11 +114,20 @@ class Layout(ABC):
 class Plain(Layout):
     """Parameters as they are."""
 
-    def _put(self, rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor | None) -> None:
-        assert scales is not None, "what is not quantised is read in place"
+    def _put(
+        self,
+        rows_RI: torch.Tensor,
+        columns: slice,
+        matrix: torch.Tensor,
+        first_output: int,
+        scales: torch.Tensor | None,
+    ) -> None:
         outputs = slice(first_output, first_output + len(rows_RI))
+        if scales is None:
+            matrix[outputs] = rows_RI[:, columns]
+            return
         scales[outputs] = row_scales(rows_RI)
-        matrix[outputs] = quantised_rows(rows_RI, scales[outputs])
+        matrix[outputs] = quantised_rows(rows_RI[:, columns], scales[outputs])
 
     def _shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
         return shape
@@ -122,12 +142,19 @@ class Plain(Layout):
 class Packed(Layout):
     """Matrices as native kernels read them: [matrices, blocks, items of a block], scales [matrices, padded outputs]."""
 
-    def _put(self, rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int, scales: torch.Tensor | None) -> None:
+    def _put(
+        self,
+        rows_RI: torch.Tensor,
+        columns: slice,
+        matrix: torch.Tensor,
+        first_output: int,
+        scales: torch.Tensor | None,
+    ) -> None:
         if scales is None:
-            pack_rows(rows_RI, matrix, first_output)
+            pack_rows(rows_RI[:, columns].contiguous(), matrix, first_output)
             return
         scales[first_output : first_output + len(rows_RI)] = row_scales(rows_RI)
-        pack_quantised(rows_RI, matrix, first_output, scales)
+        pack_quantised(rows_RI[:, columns], matrix, first_output, scales)
 
     def _shape(self, parameter: str, shape: Shape, dtype: torch.dtype, *, is_tied: bool) -> Shape:
         if not is_matrix(parameter, is_tied=is_tied):

@@ -17,7 +17,7 @@ from metrale_ray.model.step import Step
 
 
 class SelfAttention:
-    """The same on every rank; no collective."""
+    """The heads of `config`, all of the model's or one rank's share; no collective."""
 
     def __init__(
         self,
@@ -54,9 +54,10 @@ class SelfAttention:
 def join_head_norms(config: DecoderConfig, weights: dict[str, torch.Tensor]) -> None:
     """Replace each layer's `q_norm` and `k_norm` by `head_norms`, one per rotated head [N + M, D].
 
-    Queries and keys are then normalised together; and the tensors in use are those that the rank's weights name.
+    `config` has the rank's own heads. Queries and keys are then normalised together; and the tensors in use are those
+    that the rank's weights name.
     """
-    for layer in range(config.num_layers) if config.qk_norm else ():
+    for layer in range(config.num_layers) if config.qk_norm and config.num_heads else ():
         q_ND = weights.pop(f"layers.{layer}.q_norm").expand(config.num_heads, -1)
         k_MD = weights.pop(f"layers.{layer}.k_norm").expand(config.num_kv_heads, -1)
         weights[f"layers.{layer}.head_norms"] = torch.cat((q_ND, k_MD))
