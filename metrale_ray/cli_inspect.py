@@ -7,11 +7,12 @@ Rules. Nothing is loaded and no Ray is started. What cannot be served is said wi
 The JSON's keys: `model`, `servable`, `path`, `digests` (by file, as ranks compare them), `architecture`, `family`,
 `layers` (`total`, `dense`, `sparse`), `hidden_size`, `vocab_size`, `heads` (`query`, `key_value`, `size`), `experts`
 (null without: `count`, `per_token`, `intermediate_size`), `parameters` (`total`, `active_per_token`, `stored_as`),
-`dtype`, `quantization`, `files` (bytes by name), `file_bytes`, `context_length` (of the model), `max_model_len` (served), `rope`,
-`window` (null without: `size`, `layers`), `cache` (`bytes_per_token`, `block_size`, `block_bytes`), `ranks` (each
-`rank`, `first_expert`, `num_experts`, `weight_bytes`), `fit` (null without --memory: `memory_bytes`, `fits`,
-`cache_blocks`, `cache_tokens`, `full_length_sequences`, `least_ranks`, `least_ranks_full_length`). Of what cannot be
-served: `model`, `servable`, `code`, `reason`.
+`dtype`, `quantization`, `files` (bytes by name), `file_bytes`, `context_length` (of the model), `max_model_len`
+(served), `rope`, `window` (null without: `size`, `layers`), `attention` (replicated or tensor), `cache` (of the first
+rank: `bytes_per_token`, `block_size`, `block_bytes`), `ranks` (each `rank`, `first_expert`, `num_experts`,
+`weight_bytes`), `fit` (null without --memory: `memory_bytes`, `fits`, `cache_blocks`, `cache_tokens`,
+`full_length_sequences`, `least_ranks`, `least_ranks_full_length`). Of what cannot be served: `model`, `servable`,
+`code`, `reason`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def describe(model: str, found: Inspection) -> dict[str, Any]:
         "max_model_len": found.max_model_len,
         "rope": dataclasses.asdict(found.decoder.rope),
         "window": _window(found.decoder),
+        "attention": found.attention.name,
         "cache": {
             "bytes_per_token": found.cache_bytes_per_token,
             "block_size": found.block_size,
@@ -167,7 +169,10 @@ def _rows(model: str, found: Inspection) -> Iterator[Row]:
     yield "rope", f"{decoder.rope.kind}, theta {decoder.rope.theta:g}{factor}"
     window = _window(decoder)
     yield "window", "none" if window is None else f"{window['size']:,} tokens in {window['layers']} layers"
-    yield "cache", f"{size_text(found.cache_bytes_per_token)} for each token, on every rank"
+    where = "on rank 0, which has the most heads" if found.attention.is_split else "on every rank"
+    if len(found.ranks) > 1:
+        yield "attention", found.attention.name
+    yield "cache", f"{size_text(found.cache_bytes_per_token)} for each token, {where}"
     if found.fit is not None:
         yield from _fit_rows(found.fit, found)
 

@@ -21,8 +21,10 @@ import torch
 
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError
+from metrale_ray.model.attention_choice import AttentionMode
 from metrale_ray.model.checkpoint import Checkpoint
 from metrale_ray.model.decoder_config import DecoderConfig
+from metrale_ray.model.dense_share import DenseShare, dense_share, local_config
 from metrale_ray.model.experts.placement import experts_of
 from metrale_ray.model.hub import absence, find
 from metrale_ray.model.kernels.choose import layout_of
@@ -67,6 +69,7 @@ class Inspection:
     """A checkpoint with `ranks` and, where a memory was given, what fits. Parameters are counted once, not by rank.
 
     `num_active_parameters` are those that take part in one token: all but the experts that are not chosen for it.
+    `block_bytes` are of the first rank, which has the most heads; where attention is replicated all are alike.
     """
 
     checkpoint: Checkpoint
@@ -78,6 +81,7 @@ class Inspection:
     num_parameters: int
     num_active_parameters: int
     max_model_len: int
+    attention: AttentionMode
     block_size: int
     block_bytes: int
     ranks: tuple[RankShare, ...]
@@ -85,7 +89,7 @@ class Inspection:
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """On every rank alike: keys and values of all layers."""
+        """Keys and values of all layers, on the first rank."""
         return self.block_bytes // self.block_size
 
 
@@ -100,8 +104,8 @@ def inspect(config: EngineConfig, memory_bytes: int | None = None) -> Inspection
     checkpoint, decoder = setup.checkpoint, setup.decoder
     plan = plan_weights(checkpoint, decoder, 0, config.ep_size)
     num_parameters = sum(math.prod(piece.shape) for piece in plan.pieces)
-    block_bytes = kv_block_bytes(decoder, config.block_size, setup.dtype)
-    memory = _Memory(checkpoint, decoder, setup.dtype, layout_of("torch", config.quantization), block_bytes)
+    layout = layout_of("torch", config.quantization)
+    memory = _Memory(checkpoint, decoder, setup.dtype, layout, config.block_size, is_split=setup.is_split)
     return Inspection(
         checkpoint=checkpoint,
         decoder=decoder,
@@ -112,8 +116,9 @@ def inspect(config: EngineConfig, memory_bytes: int | None = None) -> Inspection
         num_parameters=num_parameters,
         num_active_parameters=num_parameters - _num_idle_parameters(decoder),
         max_model_len=setup.max_model_len,
+        attention=setup.attention_mode,
         block_size=config.block_size,
-        block_bytes=block_bytes,
+        block_bytes=memory.block_bytes(config.ep_size),
         ranks=memory.shares(config.ep_size),
         fit=None if memory_bytes is None else memory.fit(memory_bytes, config, setup.max_model_len),
     )
@@ -150,18 +155,34 @@ def _num_idle_parameters(decoder: DecoderConfig) -> int:
 
 
 class _Memory:
-    """Sizes of ranks in groups of any number. A rank's size follows from its number of experts and from being first."""
+    """Sizes of ranks in groups of any number.
+
+    A rank's size follows from its number of experts, from being first, and from its share where attention is split.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, decoder: DecoderConfig, dtype: torch.dtype, layout: Layout, block_bytes: int
+        self,
+        checkpoint: Checkpoint,
+        decoder: DecoderConfig,
+        dtype: torch.dtype,
+        layout: Layout,
+        block_size: int,
+        *,
+        is_split: bool,
     ) -> None:
         self._checkpoint = checkpoint
         self._decoder = decoder
         self._dtype = dtype
         self._layout = layout
-        self._block_bytes = block_bytes
+        self._block_size = block_size
+        self._is_split = is_split
         self._num_experts = decoder.moe.num_experts if decoder.moe is not None else 0
-        self._known: dict[tuple[int, bool], int] = {}
+        self._known: dict[tuple[int, bool, tuple[int, ...]], int] = {}
+
+    def block_bytes(self, world: int) -> int:
+        """One block of the cache on the first rank of a group of `world`."""
+        config = local_config(self._decoder, self._share(0, world))
+        return kv_block_bytes(config, self._block_size, self._dtype)
 
     def shares(self, world: int) -> tuple[RankShare, ...]:
         """What each rank of a group of `world` holds."""
@@ -182,18 +203,27 @@ class _Memory:
         )
 
     def _num_blocks(self, memory_bytes: int, world: int) -> int:
-        """Blocks of the rank with the largest weights, which is the first. One more is the cache's own, always zero."""
+        """Blocks of the rank with the largest share, which is the first. One more is the cache's own, always zero."""
         room_bytes = memory_bytes - self._weight_bytes(0, world)
-        return max(0, room_bytes // self._block_bytes - 1)
+        return max(0, room_bytes // self.block_bytes(world) - 1)
 
     def _least_ranks(self, memory_bytes: int, num_blocks: int) -> int | None:
-        """The first rank only gets smaller as the group grows, until it has one expert."""
-        worlds: Sequence[int] = range(1, max(1, self._num_experts) + 1)
+        """The first rank only gets smaller as the group grows, until it has one expert, and one head where they are
+        split."""
+        most = max(1, self._num_experts, self._decoder.num_kv_heads if self._is_split else 0)
+        worlds: Sequence[int] = range(1, most + 1)
         place = bisect.bisect_left(worlds, True, key=lambda world: self._num_blocks(memory_bytes, world) >= num_blocks)
         return worlds[place] if place < len(worlds) else None
 
     def _weight_bytes(self, rank: int, world: int) -> int:
-        key = (len(experts_of(self._num_experts, rank, world)), rank == 0)
+        share = self._share(rank, world)
+        sizes = (len(share.kv_heads), len(share.vocabulary), len(share.inner))
+        key = (len(experts_of(self._num_experts, rank, world)), rank == 0, sizes)
         if key not in self._known:
-            self._known[key] = shard_bytes(self._checkpoint, self._decoder, rank, world, self._dtype, self._layout)
+            self._known[key] = shard_bytes(
+                self._checkpoint, self._decoder, rank, world, self._dtype, self._layout, is_split=self._is_split
+            )
         return self._known[key]
+
+    def _share(self, rank: int, world: int) -> DenseShare:
+        return dense_share(self._decoder, rank, world, is_split=self._is_split)

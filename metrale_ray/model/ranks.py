@@ -7,6 +7,7 @@ number of KV blocks that a rank can hold follows from its memory and its shard; 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -18,6 +19,7 @@ from metrale_ray.clock import Clock
 from metrale_ray.config import EngineConfig
 from metrale_ray.errors import ConfigError, StartError
 from metrale_ray.model.attention.choose import AttentionChoice, choose_attention
+from metrale_ray.model.attention_choice import GLOO, SHARED_MEMORY, AttentionMode, choose_mode
 from metrale_ray.model.checkpoint import Checkpoint, open_checkpoint
 from metrale_ray.model.collectives import Collectives
 from metrale_ray.model.damage import Damage
@@ -35,8 +37,14 @@ from metrale_ray.model.slot_checks import SlotLimits
 from metrale_ray.model.slots import Slots
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.model.weights import shard_bytes
+from metrale_ray.native.library import library
 from metrale_ray.protocol.commands import Hello, Rank
 from metrale_ray.protocol.port import CommandPort
+
+log = logging.getLogger(__name__)
+
+# What a rank's address is where all of them are on one host.
+ONE_HOST = ("", "127.0.0.1", "::1")
 
 # The share of the memory left after the weights that the cache may take by default.
 CPU_CACHE_SHARE = 0.5  # page cache, other processes and activations live there too
@@ -76,7 +84,28 @@ class RankSetup:
     @property
     def is_split(self) -> bool:
         """Whether attention is split over the ranks, and dense layers, embedding and output head as well."""
-        return self.config.attention == "tensor" and self.config.ep_size > 1
+        return self.attention_mode.is_split
+
+    @property
+    def attention_mode(self) -> AttentionMode:
+        """Whether attention is replicated or split, and why. The same on all ranks."""
+        config = self.config
+        return choose_mode(
+            config.attention,
+            self.decoder,
+            config.ep_size,
+            self.device,
+            self.dtype,
+            rows=config.max_batch_size,
+            tokens=self.max_model_len,
+            cost=SHARED_MEMORY if self._shares_memory else GLOO,
+        )
+
+    @property
+    def _shares_memory(self) -> bool:
+        """Whether the ranks are known to be on one host, where sums go through memory; else `auto` counts on gloo."""
+        is_one_host = self.host in ONE_HOST or self.config.placement == "STRICT_PACK"
+        return is_one_host and library() is not None
 
     @property
     def share(self) -> DenseShare:
@@ -131,7 +160,7 @@ def introduce(setup: RankSetup) -> Hello:
         "kernels": kernels_name(setup.kernels),
         "quantization": config.quantization,
         "attention": setup.attention.name,
-        "attention_over_ranks": "tensor" if setup.is_split else "replicated",
+        "attention_over_ranks": setup.attention_mode.name,
         "ep_size": str(config.ep_size),
         "block_size": str(config.block_size),
         "max_batch_size": str(config.max_batch_size),
@@ -184,6 +213,9 @@ def build_replica(
     clock: Clock = time.monotonic,
 ) -> tuple[Replica, TransformerModel]:
     """The rank's model and its replica, not loaded yet. `clock` times its replies."""
+    mode = setup.attention_mode
+    if setup.rank == 0 and setup.config.ep_size > 1:
+        log.info("attention: %s (%s)", mode.name, mode.reason)
     model = TransformerModel(
         setup.checkpoint,
         setup.config,
@@ -192,7 +224,7 @@ def build_replica(
         port,
         setup.device,
         setup.dtype,
-        is_split=setup.is_split,
+        is_split=mode.is_split,
     )
     slots = Slots(setup.limits, model.alloc_sequence, model.free_sequence)
     faults = Faults(setup.config.faults, setup.rank, Damage(slots, model))

@@ -23,6 +23,7 @@ _FILE = "file "  # how the handshake names a file of the checkpoint
 # What a start compares and no kernel depends on: these may differ, and the bits stay the same.
 _NO_KERNEL = ("python", "ray")
 _SURROUNDINGS = ("name", "address", "journal", "faults", "num_cpus_per_rank", "num_gpus_per_rank", "pin")
+_MODE = "attention_over_ranks"  # by which name the handshake compares what `auto` became
 _VERSIONS = {version.value: version for version in ProtocolVersion}
 
 
@@ -62,12 +63,14 @@ def replay_config(
         "attention_backend": attention_backend,
     }
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    version = {"ep_protocol": _VERSIONS[started.version].label}
+    resolved = {"ep_protocol": _VERSIONS[started.version].label}
+    if recorded.get("attention") == "auto" and _MODE in started.must_equal:
+        resolved["attention"] = started.must_equal[_MODE]
     if model is not None:
         chosen["revision"] = None
     if "model" not in recorded | chosen:
         raise JournalError("this journal does not say which model it is of; name one with --model")
-    return EngineConfig(**{**recorded, **version, **chosen})
+    return EngineConfig(**{**recorded, **resolved, **chosen})
 
 
 def recorded_threads(started: Started) -> int | None:

@@ -43,12 +43,12 @@ def tensor_bytes(tensors: Any) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def loaded_bytes(folder: Path, world: int, dtype: torch.dtype) -> list[int]:
+def loaded_bytes(folder: Path, world: int, dtype: torch.dtype, *, is_split: bool = False) -> list[int]:
     """What the weights of each rank take when they are read."""
     found = look(folder, dtype="float32")
     sizes = []
     for rank in range(world):
-        plan = plan_weights(found.checkpoint, found.decoder, rank, world)
+        plan = plan_weights(found.checkpoint, found.decoder, rank, world, is_split=is_split)
         weights = load_weights(plan, found.checkpoint.tensors, CPU, dtype, lambda done, total: None)
         sizes.append(tensor_bytes(weights.values()))
     return sizes
@@ -63,6 +63,18 @@ def test_each_ranks_weights_take_what_a_load_allocates(
         found = look(tiny(variant), ep_size=world, dtype=dtype)
         assert [share.weight_bytes for share in found.ranks] == loaded_bytes(tiny(variant), world, torch_dtype)
         assert found.dtype == dtype
+
+
+@pytest.mark.parametrize("variant", ["qwen3, mixed layers", "llama, tied", "qwen3, biases"])
+def test_where_attention_is_split_each_rank_takes_what_a_load_of_its_share_allocates(tiny: TINY, variant: str) -> None:
+    for world in (2, 3):
+        found = look(tiny(variant), ep_size=world, dtype="float32", attention="tensor", block_size=4)
+        expected = loaded_bytes(tiny(variant), world, torch.float32, is_split=True)
+        assert [share.weight_bytes for share in found.ranks] == expected
+        cache = Group(tiny(variant), world, num_blocks=10, is_split=True, kernels="torch").models[0]._cache
+        assert cache is not None
+        assert tensor_bytes(cache.layers) == 11 * found.block_bytes  # and the null block
+        assert found.attention.name == "tensor"
 
 
 @pytest.mark.parametrize("variant", ["mixtral, 5 experts", "qwen3, mixed layers"])

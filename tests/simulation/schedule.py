@@ -150,11 +150,13 @@ def draw_schedule(seed: int, workload: Workload) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for number, life in enumerate(workload.lives):
         is_last = number == len(workload.lives) - 1
-        faults += _of_life(chance, number, life, workload.ep_size, is_last)
+        faults += _of_life(chance, number, life, workload.ep_size, is_last, workload.num_collectives)
     return tuple(faults)
 
 
-def _of_life(chance: random.Random, number: int, life: Life, ep_size: int, is_last: bool) -> list[Fault]:
+def _of_life(
+    chance: random.Random, number: int, life: Life, ep_size: int, is_last: bool, num_collectives: int
+) -> list[Fault]:
     """A life that others follow mostly ends by violence."""
     weights = (5, 4, 5, 8) if is_last else (1, 1, 1, 6)
     kind = chance.choices(("none", "gentle", "engine", "violent"), weights)[0]
@@ -169,7 +171,9 @@ def _of_life(chance: random.Random, number: int, life: Life, ep_size: int, is_la
             return gentle
         case "engine":
             extra = gentle if chance.random() < 0.3 else []
-            return extra + [_engine(chance, number, life, ep_size) for _ in range(chance.randint(1, 2))]
+            return extra + [
+                _engine(chance, number, life, ep_size, num_collectives) for _ in range(chance.randint(1, 2))
+            ]
         case _:
             extra = gentle if chance.random() < 0.5 else []
             return extra + [_violent(chance, number, life, ep_size) for _ in range(chance.choice((1, 1, 2)))]
@@ -195,7 +199,7 @@ def _gentle(chance: random.Random, life: int, of_life: Life, ep_size: int) -> Fa
             return SumFault(life, rank, _number(chance), "delay", _seconds(chance, 0.001, 1.5))
 
 
-def _engine(chance: random.Random, life: int, of_life: Life, ep_size: int) -> EngineFault:
+def _engine(chance: random.Random, life: int, of_life: Life, ep_size: int, num_collectives: int) -> EngineFault:
     asked = [ask.entry for ask in of_life.asks]
     of_sequence = chance.random() < 0.7
     weights = (10, 6, *((1,) * len(DIFFERENCES) if ep_size > 1 else (0,) * len(DIFFERENCES)))
@@ -206,7 +210,14 @@ def _engine(chance: random.Random, life: int, of_life: Life, ep_size: int) -> En
     if first_token is None or kind in DIFFERENCES or chance.random() < 0.3:
         command = 2 + int(chance.expovariate(1 / 12))
     return EngineFault(
-        life, chance.randrange(ep_size), phase, kind, chance.randrange(2), first_token, command, chance.random() < 0.3
+        life,
+        chance.randrange(ep_size),
+        phase,
+        kind,
+        chance.randrange(num_collectives),
+        first_token,
+        command,
+        chance.random() < 0.3,
     )
 
 

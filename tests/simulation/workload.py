@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tests.simulation.catalogue import MAX_TOKENS, Entry, catalogue
-from tests.simulation.tiny_model import kv_block_bytes
+from tests.simulation.tiny_model import NUM_LAYERS, kv_block_bytes
 
 Then = Literal["read", "abort", "finish"]
 Leaving = Literal["close", "die", "reopen", "repeat"]
@@ -80,11 +80,19 @@ class Workload:
     lives: tuple[Life, ...]
     credit: int = 256
     watermark: float = 0.01
+    attention: str = "replicated"
 
     @property
     def longest(self) -> int:
         """The most tokens that one sequence may have: what the model takes, or what the cache holds and one more."""
         return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+
+    @property
+    def num_collectives(self) -> int:
+        """In one step: after each layer's experts; where attention is split also after it and the embedding, and the
+        gather of logits."""
+        is_split = self.attention == "tensor" and self.ep_size > 1
+        return 2 * NUM_LAYERS + 2 if is_split else NUM_LAYERS
 
     def settings(self) -> dict[str, Any]:
         """The settings as EngineConfig takes them, but for the model."""
@@ -100,6 +108,7 @@ class Workload:
             "agreement_interval": self.agreement_interval,
             "scrub": self.scrub,
             "watermark": self.watermark,
+            "attention": self.attention,
         }
 
 
@@ -130,6 +139,7 @@ def draw_workload(seed: int) -> Workload:
         lives=tuple(_life(chance, 7 if num_lives == 1 else 3, longest) for _ in range(num_lives)),
         credit=chance.choice((1, 3, 256, 256)),
         watermark=chance.choice((0.01, 0.01, 0.3)),
+        attention=chance.choice(("replicated", "tensor")),
     )
 
 
