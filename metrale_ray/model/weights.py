@@ -19,6 +19,7 @@ from metrale_ray.model.decoder_config import DecoderConfig
 from metrale_ray.model.families import family_of
 from metrale_ray.model.kernels.layout import Layout, Plain, Stored
 from metrale_ray.model.kv_cache import kv_block_bytes
+from metrale_ray.model.parallel_reading import read_pieces
 from metrale_ray.model.safetensors_file import first_few
 from metrale_ray.model.shard_plan import HEAD_NAME, Piece, Shape, ShardPlan, choose_layout, plan_shard
 
@@ -92,12 +93,18 @@ def load_weights(
     work.sort(key=lambda item: (item[0].file, item[0].offset))  # files are read from front to back
     total_bytes, done_bytes = sum(_bytes_read(record, piece) for record, piece in work), 0
     on_progress(0, total_bytes)
-    with TensorReader() as reader:
-        for record, piece in work:
-            parameter = _parameter(piece)
-            layout.read(reader, record, piece, plan.shapes[parameter], weights)
-            done_bytes += _bytes_read(record, piece)
-            on_progress(done_bytes, total_bytes)
+
+    def read(reader: TensorReader, item: tuple[TensorRecord, Piece]) -> None:
+        record, piece = item
+        layout.read(reader, record, piece, plan.shapes[_parameter(piece)], weights)
+
+    def note(item: tuple[TensorRecord, Piece]) -> None:
+        nonlocal done_bytes
+        done_bytes += _bytes_read(*item)
+        on_progress(done_bytes, total_bytes)
+
+    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+    read_pieces(work, read, note, num_threads)
     return weights
 
 

@@ -25,6 +25,7 @@ BLOCK = 16  # outputs of a packed block
 STEPS = {FP32: 1, BF16: 2, INT8: 4}  # inputs that lie together
 MAX_HEAD_DIM = 256
 MAX_EXPERTS = 1024
+MAX_GROUP = 48  # query heads to a kv head
 ACTIVATIONS = {"silu": 0, "swish": 0, "relu": 1, "gelu": 2, "gelu_pytorch_tanh": 3}
 
 

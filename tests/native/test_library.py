@@ -87,7 +87,10 @@ def test_structures_and_limits_are_those_of_the_sources(tmp_path: Path) -> None:
         for name, _ in s._fields_
     ]
     shapes += [f"{s.__name__} {ctypes.sizeof(s)}" for s in STRUCTURES]
-    limits = {name: getattr(library, name) for name in ("MAX_HEAD_DIM", "MAX_EXPERTS", "FP32", "BF16", "INT8", "FP16")}
+    limits = {
+        name: getattr(library, name)
+        for name in ("MAX_HEAD_DIM", "MAX_EXPERTS", "MAX_GROUP", "FP32", "BF16", "INT8", "FP16")
+    }
     activations = {
         name.upper().replace("PYTORCH_", ""): n for name, n in library.ACTIVATIONS.items() if name != "swish"
     }

@@ -75,6 +75,9 @@ def _hindrances(device: torch.device, dtype: torch.dtype, decoder: DecoderConfig
         yield f"they are for float32 and bfloat16, and the dtype is {str(dtype).removeprefix('torch.')}"
     if decoder.head_dim > library.MAX_HEAD_DIM or decoder.head_dim % 2:
         yield f"they are for even head sizes up to {library.MAX_HEAD_DIM}, and the model's is {decoder.head_dim}"
+    if decoder.num_heads > library.MAX_GROUP * decoder.num_kv_heads:
+        group = decoder.num_heads // decoder.num_kv_heads
+        yield f"they are for up to {library.MAX_GROUP} query heads to a kv head, and the model has {group}"
     if decoder.activation not in library.ACTIVATIONS:
         yield f"they do not know the activation {decoder.activation}"
     if decoder.moe is not None and decoder.moe.num_experts > library.MAX_EXPERTS:

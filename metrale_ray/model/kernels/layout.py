@@ -25,6 +25,7 @@ from metrale_ray.model.tensor_reader import TensorReader
 from metrale_ray.native import library
 
 MATRICES = ("qkv", "output", "gate_up", "down", "router")
+ONE_THREAD = 1  # for a piece: several are packed at once
 FORMATS = {torch.float32: library.FP32, torch.bfloat16: library.BF16, torch.int8: library.INT8}
 
 
@@ -202,7 +203,7 @@ def pack_rows(rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: int) ->
         len(rows_RI),
         rows_RI.shape[1],
         matrix.data_ptr(),
-        torch.get_num_threads(),
+        ONE_THREAD,
     )
 
 
@@ -212,9 +213,7 @@ def pack_quantised(rows_RI: torch.Tensor, matrix: torch.Tensor, first_output: in
     core = library.library()
     assert core is not None, "packed weights are for native kernels"
     rows = library.Rows(rows_RI.data_ptr(), rows_RI.stride(0), len(rows_RI), FORMATS[rows_RI.dtype])
-    core.mr_quantize(
-        byref(rows), rows_RI.shape[1], first_output, scales.data_ptr(), matrix.data_ptr(), torch.get_num_threads()
-    )
+    core.mr_quantize(byref(rows), rows_RI.shape[1], first_output, scales.data_ptr(), matrix.data_ptr(), ONE_THREAD)
 
 
 def packed(weight_OI: torch.Tensor) -> torch.Tensor:

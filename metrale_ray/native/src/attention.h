@@ -6,8 +6,8 @@
 // keys as weights of 16 outputs (positions) and head_dim inputs, values as weights of head_dim outputs and 16 inputs
 // (positions). So scores and sums are products like all others, and each key and value is read once for a whole group.
 //
-// Rules. Work is cut into units that do not depend on the number of threads: a kv head's rows of a few tokens, over all
-// positions for prompt chunks and over parts of PART positions for single tokens, whose parts are joined in order.
+// Rules. Positions are cut in ways that do not depend on the number of threads or spans: none for prompt chunks, parts of
+// PART positions for single tokens, whose parts are joined in order. So a row's bits are the same beside any others.
 // Positions that a row does not see are never used, whatever they hold.
 
 #pragma once
@@ -23,7 +23,8 @@ constexpr int SUB = BLOCK;           // positions of a sub-block
 constexpr int CHUNK_SUBS = 8;        // sub-blocks whose scores are held at once
 constexpr int CHUNK = CHUNK_SUBS * SUB;
 constexpr int PART = 512;            // positions of a unit of a single token
-constexpr int UNIT_ROWS = 48;        // query rows of a unit: tokens times heads of a group
+constexpr int UNIT_ROWS = MAX_GROUP; // query rows of a unit: tokens times query heads
+constexpr int ASKED_LINES = 8;       // of what is read next
 
 template <class F> struct CacheLayout {
     int head_dim, padded_dim, block_size, kv_heads;
@@ -101,11 +102,11 @@ MR_INLINE void add_values(const float* const* weights, const typename F::Item* v
 // The rows of one unit: queries, and what has been summed of their values so far.
 template <class F> class AttentionUnit {
   public:
-    AttentionUnit(const CacheLayout<F>& layout, const int32_t* blocks, int head, int rows)
-        : layout_(layout), blocks_(blocks), head_(head), rows_(rows) {
-        for (int r = 0; r < rows; r++) {
+    // `rows` rows for each of `heads` kv heads from `head` on, one head's after another's.
+    AttentionUnit(const CacheLayout<F>& layout, const int32_t* blocks, int head, int heads, int rows)
+        : layout_(layout), blocks_(blocks), head_(head), heads_(heads), head_rows_(rows), rows_(rows * heads) {
+        for (int r = 0; r < rows_; r++) {
             query_starts_[r] = queries_ + r * MAX_HEAD_DIM;
-            score_starts_[r] = scores_[r];
             largest_[r] = -__builtin_inff();
             total_[r] = 0;
             std::memset(sums_ + r * MAX_HEAD_DIM, 0, layout.padded_dim * sizeof(float));
@@ -114,8 +115,11 @@ template <class F> class AttentionUnit {
 
     void set_query(int r, const char* row, int32_t format, int64_t first, float scale) {
         float* to = queries_ + r * MAX_HEAD_DIM;
-        for (int d = 0; d < layout_.head_dim; d++) to[d] = item_at(row, format, first + d) * scale;
-        for (int d = layout_.head_dim; d < padded_inputs<F>(layout_.head_dim); d++) to[d] = 0;
+        const int dim = layout_.head_dim;
+        int d = 0;
+        for (; d + W <= dim; d += W) store(to + d, load_items(row, format, first + d) * splat(scale));
+        for (; d < dim; d++) to[d] = item_at(row, format, first + d) * scale;
+        for (; d < padded_inputs<F>(dim); d++) to[d] = 0;
     }
 
     // Row r sees the positions from first_seen[r] to last_seen[r], both included, as far as they are in [from, to).
@@ -141,22 +145,25 @@ template <class F> class AttentionUnit {
     float* sums(int r) { return sums_ + r * MAX_HEAD_DIM; }
 
   private:
+    // Heads of a sub-block lie one after another, so the processor's own prefetching follows.
     void score(int chunk, int end) {
         for (int at = chunk; at < end; at += SUB) {
-            const typename F::Item* keys = layout_.sub(blocks_, at, 0, head_);
             if (at + SUB < end) ask_for(layout_.sub(blocks_, at + SUB, 0, head_));
-            for (int row = 0; row < rows_; row += MAX_ROWS)
-                one_block<F>(query_starts_ + row, rows_ - row < MAX_ROWS ? rows_ - row : MAX_ROWS, keys, layout_.head_dim,
-                             [&](int m, int, const f32v(&sums)[NV]) {
-                                 for (int v = 0; v < NV; v++) store(&scores_[row + m][at - chunk + v * W], sums[v]);
-                             });
-            ask_for(layout_.sub(blocks_, at, 1, head_));
+            for (int h = 0; h < heads_; h++)
+                for (int row = 0; row < head_rows_; row += MAX_ROWS) {
+                    const int rows = head_rows_ - row < MAX_ROWS ? head_rows_ - row : MAX_ROWS, first = h * head_rows_ + row;
+                    one_block<F>(query_starts_ + first, rows, layout_.sub(blocks_, at, 0, head_ + h), layout_.head_dim,
+                                 [&](int m, int, const f32v(&sums)[NV]) {
+                                     for (int v = 0; v < NV; v++) store(&scores_[first + m][at - chunk + v * W], sums[v]);
+                                 });
+                }
         }
+        ask_for(layout_.sub(blocks_, chunk, 1, head_));
     }
 
-    void ask_for(const typename F::Item* sub) const {
-        const char* at = reinterpret_cast<const char*>(sub);
-        for (size_t line = 0; line < layout_.sub_items * sizeof(typename F::Item); line += 64) __builtin_prefetch(at + line);
+    // The first lines of what is read next, for it may begin elsewhere.
+    static void ask_for(const typename F::Item* sub) {
+        for (int line = 0; line < ASKED_LINES; line++) __builtin_prefetch(reinterpret_cast<const char*>(sub) + line * 64);
     }
 
     // Scores become weights relative to the largest so far; what was summed before is scaled to it.
@@ -193,53 +200,60 @@ template <class F> class AttentionUnit {
     static f32v exp_or_none(f32v x) { return select(x == x, exp(x), x); }
 
     void sum_values(int chunk, int from, int to) {
-        for (int row = 0; row < rows_; row += MAX_ROWS) {
-            const int rows = rows_ - row < MAX_ROWS ? rows_ - row : MAX_ROWS;
-            for (int d = 0; d < layout_.padded_dim; d += BLOCK) {
-                switch (rows) {
-                    case 1: add_rows<1>(row, d, chunk, from, to); break;
-                    case 2: add_rows<2>(row, d, chunk, from, to); break;
-                    case 3: add_rows<3>(row, d, chunk, from, to); break;
-                    case 4: add_rows<4>(row, d, chunk, from, to); break;
-                    case 5: add_rows<5>(row, d, chunk, from, to); break;
-                    case 6: add_rows<6>(row, d, chunk, from, to); break;
-                    case 7: if constexpr (MAX_ROWS > 6) add_rows<7>(row, d, chunk, from, to); break;
-                    case 8: if constexpr (MAX_ROWS > 6) add_rows<8>(row, d, chunk, from, to); break;
+        for (int at = from / SUB * SUB; at < to; at += SUB) {
+            const int begin = from > at ? from - at : 0, end = to - at < SUB ? to - at : SUB;
+            if (at + SUB < to) ask_for(layout_.sub(blocks_, at + SUB, 1, head_));
+            for (int h = 0; h < heads_; h++)
+                for (int row = 0; row < head_rows_; row += MAX_ROWS) {
+                    const int rows = head_rows_ - row < MAX_ROWS ? head_rows_ - row : MAX_ROWS;
+                    add_some_rows(h * head_rows_ + row, rows, layout_.sub(blocks_, at, 1, head_ + h), at - chunk, begin, end);
                 }
-            }
         }
     }
 
-    template <int M> void add_rows(int row, int d, int chunk, int from, int to) {
-        f32v sums[M][NV];
-        for (int m = 0; m < M; m++)
-            for (int v = 0; v < NV; v++) sums[m][v] = load(sums_ + (row + m) * MAX_HEAD_DIM + d + v * W);
-        for (int at = from / SUB * SUB; at < to; at += SUB) {
-            const float* weights[M];
-            for (int m = 0; m < M; m++) weights[m] = scores_[row + m] + at - chunk;
-            const typename F::Item* values = layout_.sub(blocks_, at, 1, head_) + size_t(d / BLOCK) * SUB * BLOCK;
-            if (at >= from && at + SUB <= to) add_values<F, M>(weights, values, 0, SUB, sums);
-            else add_values<F, M>(weights, values, from > at ? from - at : 0, to - at < SUB ? to - at : SUB, sums);
+    void add_some_rows(int row, int rows, const typename F::Item* values, int at, int begin, int end) {
+        switch (rows) {
+            case 1: return add_rows<1>(row, values, at, begin, end);
+            case 2: return add_rows<2>(row, values, at, begin, end);
+            case 3: return add_rows<3>(row, values, at, begin, end);
+            case 4: return add_rows<4>(row, values, at, begin, end);
+            case 5: return add_rows<5>(row, values, at, begin, end);
+            case 6: return add_rows<6>(row, values, at, begin, end);
+            case 7: if constexpr (MAX_ROWS > 6) return add_rows<7>(row, values, at, begin, end); break;
+            case 8: if constexpr (MAX_ROWS > 6) return add_rows<8>(row, values, at, begin, end); break;
         }
-        for (int m = 0; m < M; m++)
-            for (int v = 0; v < NV; v++) store(sums_ + (row + m) * MAX_HEAD_DIM + d + v * W, sums[m][v]);
+    }
+
+    // Positions begin..end-1 of one sub-block, whose weights are from `at` on in the chunk's.
+    template <int M> void add_rows(int row, const typename F::Item* values, int at, int begin, int end) {
+        const float* weights[M];
+        for (int m = 0; m < M; m++) weights[m] = scores_[row + m] + at;
+        for (int d = 0; d < layout_.padded_dim; d += BLOCK) {
+            f32v sums[M][NV];
+            float* to = sums_ + row * MAX_HEAD_DIM + d;
+            for (int m = 0; m < M; m++)
+                for (int v = 0; v < NV; v++) sums[m][v] = load(to + m * MAX_HEAD_DIM + v * W);
+            if (begin == 0 && end == SUB) add_values<F, M>(weights, values + size_t(d) * SUB, 0, SUB, sums);
+            else add_values<F, M>(weights, values + size_t(d) * SUB, begin, end, sums);
+            for (int m = 0; m < M; m++)
+                for (int v = 0; v < NV; v++) store(to + m * MAX_HEAD_DIM + v * W, sums[m][v]);
+        }
     }
 
     const CacheLayout<F>& layout_;
     const int32_t* blocks_;
-    const int head_, rows_;
+    const int head_, heads_, head_rows_, rows_;
     const float* query_starts_[UNIT_ROWS];
-    const float* score_starts_[UNIT_ROWS];
     float largest_[UNIT_ROWS], total_[UNIT_ROWS];
     alignas(64) float queries_[UNIT_ROWS * MAX_HEAD_DIM];
     alignas(64) float sums_[UNIT_ROWS * MAX_HEAD_DIM];
     alignas(64) float scores_[UNIT_ROWS][CHUNK];
 };
 
-// One unit: `tokens` tokens of a span from `token` on, one kv head, positions [from, to). `partial`: where the sums of a
-// part go, [heads of the group][padded_dim + 2]; null: straight into `out`.
+// One unit: `tokens` tokens of a span from `token` on, `heads` kv heads from `head` on, positions [from, to). `partial`:
+// where the sums of a part go, [query heads][padded_dim + 2]; null: straight into `out`.
 struct Unit {
-    int span, head, token, tokens, from, to;
+    int span, head, heads, token, tokens, from, to;
     float* partial;
 };
 
@@ -250,6 +264,9 @@ template <class F> class AttentionStep {
           tokens_(UNIT_ROWS / group_ > 0 ? UNIT_ROWS / group_ : 1) {}
 
     void run(int threads) {
+        // Where units are plenty, one has several kv heads: their keys lie together, and are read as one stream.
+        const int most = UNIT_ROWS / group_ < layout_.kv_heads ? UNIT_ROWS / group_ : layout_.kv_heads;
+        heads_ = spans_.count >= 2 * threads && most > 1 ? most : 1;
         plan();
         int next = 0;  // unit
         parallel(threads < num_units_ ? threads : num_units_, [&](Team& team) {
@@ -271,7 +288,7 @@ template <class F> class AttentionStep {
         const int end = spans_.start[span] + 1, first = first_seen(spans_.start[span]) / SUB * SUB;
         return (end - first + PART - 1) / PART;
     }
-    size_t partial_items() const { return size_t(group_) * (layout_.padded_dim + 2); }
+    size_t partial_items() const { return size_t(group_) * heads_ * (layout_.padded_dim + 2); }
 
     // Twice the same walk: the number of units, and then the units.
     void plan() {
@@ -303,35 +320,38 @@ template <class F> class AttentionStep {
     template <class Each> void each_unit(Each each) const {
         for (int s = 0; s < spans_.count; s++) {
             const int rows = spans_.first_row[s + 1] - spans_.first_row[s], start = spans_.start[s];
-            for (int head = 0; head < layout_.kv_heads; head++) {
-                if (rows == 1) {
-                    const int parts = num_parts(s), first = first_seen(start), base = first / SUB * SUB;
+            if (rows == 1) {
+                const int parts = num_parts(s), first = first_seen(start), base = first / SUB * SUB;
+                for (int head = 0; head < layout_.kv_heads; head += heads_) {
+                    const int heads = layout_.kv_heads - head < heads_ ? layout_.kv_heads - head : heads_;
                     for (int p = 0; p < parts; p++) {
                         const int from = p == 0 ? first : base + p * PART, to = base + (p + 1) * PART;
-                        each(Unit{s, head, 0, 1, from, to < start + 1 ? to : start + 1, nullptr}, parts > 1);
+                        each(Unit{s, head, heads, 0, 1, from, to < start + 1 ? to : start + 1, nullptr}, parts > 1);
                     }
-                    continue;
                 }
+                continue;
+            }
+            for (int head = 0; head < layout_.kv_heads; head++)
                 for (int token = 0; token < rows; token += tokens_) {
                     const int tokens = rows - token < tokens_ ? rows - token : tokens_;
-                    each(Unit{s, head, token, tokens, first_seen(start + token), start + token + tokens, nullptr}, false);
+                    each(Unit{s, head, 1, token, tokens, first_seen(start + token), start + token + tokens, nullptr}, false);
                 }
-            }
         }
     }
 
     void attend(const Unit& u) {
-        const int rows = u.tokens * group_;
+        const int head_rows = u.tokens * group_, rows = head_rows * u.heads;
         int first[UNIT_ROWS], last[UNIT_ROWS];
-        AttentionUnit<F> unit(layout_, spans_.blocks + spans_.first_block[u.span], u.head, rows);
-        for (int t = 0; t < u.tokens; t++)
-            for (int g = 0; g < group_; g++) {
-                const int r = t * group_ + g, position = spans_.start[u.span] + u.token + t;
-                const char* row = row_at(qkv_, spans_.first_row[u.span] + u.token + t);
-                unit.set_query(r, row, qkv_.format, int64_t(u.head * group_ + g) * layout_.head_dim, scale_);
-                first[r] = first_seen(position);
-                last[r] = position;
-            }
+        AttentionUnit<F> unit(layout_, spans_.blocks + spans_.first_block[u.span], u.head, u.heads, head_rows);
+        // Row r is of the unit's kv head r / head_rows, its token token_of(r) and its query head query_head(r).
+        auto token_of = [&](int r) { return u.token + r % head_rows / group_; };
+        auto query_head = [&](int r) { return (u.head + r / head_rows) * group_ + r % group_; };
+        for (int r = 0; r < rows; r++) {
+            const char* row = row_at(qkv_, spans_.first_row[u.span] + token_of(r));
+            unit.set_query(r, row, qkv_.format, int64_t(query_head(r)) * layout_.head_dim, scale_);
+            last[r] = spans_.start[u.span] + token_of(r);
+            first[r] = first_seen(last[r]);
+        }
         unit.attend(u.from, u.to, first, last);
         for (int r = 0; r < rows; r++) {
             if (u.partial != nullptr) {
@@ -340,7 +360,7 @@ template <class F> class AttentionStep {
                 to[1] = unit.total(r);
                 std::memcpy(to + 2, unit.sums(r), layout_.padded_dim * sizeof(float));
             } else {
-                write(u.span, u.token + r / group_, u.head * group_ + r % group_, unit.sums(r), 1.0f / unit.total(r));
+                write(u.span, token_of(r), query_head(r), unit.sums(r), 1.0f / unit.total(r));
             }
         }
     }
@@ -349,10 +369,10 @@ template <class F> class AttentionStep {
         if (!is_single(span)) return;
         const int parts = num_parts(span);
         if (parts == 1) return;
-        const Unit* units = units_ + first_unit_[span] + head * parts;
+        const Unit* units = units_ + first_unit_[span] + head / heads_ * parts;
         for (int g = 0; g < group_; g++) {
             float largest = -__builtin_inff(), total = 0;
-            auto part = [&](int p) { return units[p].partial + size_t(g) * (layout_.padded_dim + 2); };
+            auto part = [&](int p) { return units[p].partial + size_t(head % heads_ * group_ + g) * (layout_.padded_dim + 2); };
             for (int p = 0; p < parts; p++) largest = part(p)[0] > largest || part(p)[0] != part(p)[0] ? part(p)[0] : largest;
             float sums[MAX_HEAD_DIM] = {};
             for (int p = 0; p < parts; p++) {
@@ -366,7 +386,10 @@ template <class F> class AttentionStep {
 
     void write(int span, int token, int head, const float* sums, float scale) {
         char* row = row_at(out_, spans_.first_row[span] + token);
-        for (int d = 0; d < layout_.head_dim; d++) set_item(row, out_.format, int64_t(head) * layout_.head_dim + d, sums[d] * scale);
+        const int64_t first = int64_t(head) * layout_.head_dim;
+        int d = 0;
+        for (; d + W <= layout_.head_dim; d += W) store_items(row, out_.format, first + d, load(sums + d) * splat(scale));
+        for (; d < layout_.head_dim; d++) set_item(row, out_.format, first + d, sums[d] * scale);
     }
 
     const CacheLayout<F> layout_;
@@ -375,6 +398,7 @@ template <class F> class AttentionStep {
     const int group_, window_;
     const float scale_;
     const int tokens_;
+    int heads_ = 1;  // kv heads of a unit of single tokens
     int num_units_ = 0, num_partials_ = 0;
     Unit* units_ = nullptr;
     int* first_unit_ = nullptr;

@@ -5,3 +5,4 @@
 
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_EXPERTS = 1024;
+constexpr int MAX_GROUP = 48;  // query heads to a kv head
