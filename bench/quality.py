@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What int8 costs in quality: perplexity of a model over the repository's own documents, and how far logits move.
+"""What int8 costs in quality: perplexity of a model over a text of this repository, and how far logits move.
 
     python -m bench.quality [--model DIR] [--tokens 4096] [--kernels auto]
 
@@ -25,7 +25,7 @@ from metrale_ray.model.dtypes import resolve_dtype
 from metrale_ray.model.transformer import TransformerModel
 from metrale_ray.protocol.commands import BlockId, Logits, Slot, Span
 
-DOCUMENTS = ("docs/serving.md", "docs/protocol.md", "docs/operations.md")
+TEXT = Path(__file__).parent / "texts" / "documents.txt"  # of this repository, as it once was, so that figures stay
 WINDOW = 512
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
@@ -93,8 +93,7 @@ class Judge:
 def _windows(folder: Path, num_tokens: int) -> Iterator[list[int]]:
     from transformers import AutoTokenizer
 
-    root = Path(__file__).parents[1]
-    text = "\n\n".join((root / name).read_text(encoding="utf-8") for name in DOCUMENTS)
+    text = TEXT.read_text(encoding="utf-8")
     token_ids = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).encode(text)[:num_tokens]
     yield from (token_ids[start : start + WINDOW] for start in range(0, len(token_ids) - 1, WINDOW))
 

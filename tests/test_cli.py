@@ -427,7 +427,8 @@ def test_the_help_of_generate_tells_every_default(capsys: pytest.CaptureFixture[
 def test_flags_set_every_setting_of_the_engine(llm: FakeLLM) -> None:
     flags = (
         "--model dir --revision main --ep-size 3 --max-batch-size 5 --max-model-len 64 --max-num-batched-tokens 9 "
-        "--max-queue-len 11 --dtype float32 --device cpu --quantization int8 --kernels torch --attention-backend sdpa --ep-protocol v2 --kv-cache-memory 2GiB "
+        "--max-queue-len 11 --dtype float32 --device cpu --quantization int8 --kernels torch "
+        "--attention-backend sdpa --ep-protocol v2 --kv-cache-memory 2GiB "
         "--block-size 8 --watermark 0.5 --seed 12 --address auto --placement SPREAD --num-cpus-per-rank 2 "
         "--num-gpus-per-rank 0.5 --no-pin "
         "--start-timeout-s 1 --placement-timeout-s 2 --step-timeout-s 3 --idle-ping-s 4.5 --log-level error "
