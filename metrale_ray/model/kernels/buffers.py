@@ -50,3 +50,10 @@ class Buffer:
 def rows_of(x: torch.Tensor) -> Rows:
     """The rows of a tensor whose last dimensions have no gaps."""
     return Rows(x.data_ptr(), x.stride(0), x.shape[0], FORMATS[x.dtype])
+
+
+def rows_into(out: torch.Tensor, rows: Rows) -> Rows:
+    """The rows of `out`, which the core fills from `rows`. Raises ValueError unless there are as many."""
+    if out.shape[0] != rows.count:
+        raise ValueError(f"{rows.count} rows were given, and there is memory for {out.shape[0]} results")
+    return rows_of(out)

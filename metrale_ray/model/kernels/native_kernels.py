@@ -13,7 +13,7 @@ from ctypes import byref
 import torch
 
 from metrale_ray.model.decoder_config import MoeConfig
-from metrale_ray.model.kernels.buffers import Buffer, rows_of
+from metrale_ray.model.kernels.buffers import Buffer, rows_into, rows_of
 from metrale_ray.model.kernels.kernels import Embedding, GatedMlp, Kernels, Linear, LocalExperts, Norm, Rotation, Router
 from metrale_ray.model.kernels.layout import FORMATS, Packed
 from metrale_ray.model.layers.activation import ACTIVATIONS
@@ -43,7 +43,8 @@ class NativeLinear(Linear):
     def __call__(self, x_TI: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """See Linear."""
         if add_to is not None:
-            self._run(self._matrix, rows_of(x_TI), rows_of(add_to), 1, self._threads)
+            rows = rows_of(x_TI)
+            self._run(self._matrix, rows, rows_into(add_to, rows), 1, self._threads)
             return add_to
         out = self._out.output(x_TI.shape[0])
         self._run(self._matrix, rows_of(x_TI), out.rows, 0, self._threads)
@@ -75,13 +76,14 @@ class NativeExperts(LocalExperts):
         self, out_TH: torch.Tensor, x_TH: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> None:
         """See LocalExperts. `chosen_TK` is int32."""
+        rows = rows_of(x_TH)
         self._run(
             self._experts,
-            rows_of(x_TH),
+            rows,
             chosen_TK.data_ptr(),
             weights_TK.data_ptr(),
             chosen_TK.shape[1],
-            rows_of(out_TH),
+            rows_into(out_TH, rows),
             0,
             self._counts,
             self._threads,
@@ -107,7 +109,8 @@ class NativeMlp(GatedMlp):
 
     def __call__(self, x_TH: torch.Tensor, add_to: torch.Tensor) -> torch.Tensor:
         """See GatedMlp."""
-        self._run(self._mlp, rows_of(x_TH), None, None, 1, rows_of(add_to), 1, None, self._threads)
+        rows = rows_of(x_TH)
+        self._run(self._mlp, rows, None, None, 1, rows_into(add_to, rows), 1, None, self._threads)
         return add_to
 
 

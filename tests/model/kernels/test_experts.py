@@ -192,3 +192,12 @@ def _assert_near(
         torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=2**-5 * size)
     else:
         assert_close(got, want, size)
+
+
+def test_memory_for_fewer_tokens_than_there_are_is_refused() -> None:
+    weight = torch.zeros(1, 1, 16 * 16)
+    moe = MoeConfig(1, 1, 16, False, False)
+    experts = native(torch.float32, 1).experts(range(1), weight.expand(2, -1, -1).clone(), weight, 16, moe, "silu")
+    chosen, weights = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+    with pytest.raises(ValueError, match="2 rows were given, and there is memory for 0"):
+        experts.write(torch.empty(0, 16), torch.ones(2, 16), chosen, weights)
