@@ -49,7 +49,8 @@ def _one_prompt(model: TransformerModel, collectives: Collectives, ids: list[int
     for start in range(0, len(ids), size):
         span = Span(Slot(0), start, tuple(ids[start : start + size]), logits=Logits.ALL)
         collectives.begin(len(span.token_ids), model.num_reductions())
-        parts.append(model.prefill_chunk(span, seq))
+        logits = model.prefill_chunk(span, seq)
+        parts.append(None if logits is None else logits.clone())  # they are valid until the next step
         seq.length = span.end
     model.free_sequence(seq)
     return None if parts[0] is None else torch.cat([part for part in parts if part is not None]).tolist()
