@@ -181,7 +181,7 @@ def test_one_journal_is_run_under_two_configurations(journal: Path, capsys: pyte
     [
         ([], "these are the same: say what differs"),
         (["--a", "ep-size=1", "--b", "ep-size=1"], "these are the same"),
-        (["--a", "seed=1"], "each name once, of ep-size, device, dtype, attention"),
+        (["--a", "seed=1"], "each name once, of ep-size, device, dtype, quantization, kernels, attention"),
         (["--a", "ep-size"], "must be NAME=VALUE"),
         (["--a", "ep-size=1,ep-size=2"], "each name once"),
         (["--a", "ep-size=x"], "ep_size is 'x'; it must be an integer"),

@@ -108,7 +108,7 @@ def test_a_rank_without_heads_has_room_for_all_blocks(tiny: TINY) -> None:
 def test_the_first_rank_says_once_what_was_chosen(tiny: TINY, caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(model=str(tiny("qwen3")), device="cpu", ep_size=2).resolved({})
     group = InProcessGroup(Baton(), 2)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="metrale_ray"):
         for rank in range(2):
             setup = open_rank(config, rank)
             sizes = (8, setup.decoder.hidden_size, setup.dtype)

@@ -74,7 +74,7 @@ def memory_left() -> list[str]:
 def test_ranks_on_one_host_share_memory_and_nothing_of_it_has_a_name_or_stays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="metrale_ray")
     found = join_as_threads([Way("auto", "a")] * 2, lambda c: (way_and_sum(c), "(deleted)" in memory_left()[0]))
     assert found == [(("shared memory", 3.0), True)] * 2
     assert not memory_left()
