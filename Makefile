@@ -68,6 +68,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py
 	  echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu install the package python3-venv." >&2; exit 1; }
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@ $(CORE)
+	@$(BIN)/python -m metrale_ray.native || true
 	@echo "== $(VENV) is ready"
 
 # Built with the package, and again when its sources change. Without a compiler all goes on, slower.

@@ -34,11 +34,6 @@ class BuildCore(build_ext):
         else:
             print(f"metrale-ray: the native core was built for {', '.join(sets)}")
 
-    def copy_extensions_to_source(self) -> None:
-        """Of an editable installation, where the core may be missing."""
-        if Path(self.get_ext_fullpath(NAME)).exists():
-            super().copy_extensions_to_source()
-
 
 class PlatformWheel(bdist_wheel):
     """A wheel for this platform and any Python 3: the core depends on the one and not on the other."""
@@ -56,4 +51,7 @@ def _load_compile() -> Any:
     return module
 
 
-setup(ext_modules=[Extension(NAME, sources=[])], cmdclass={"build_ext": BuildCore, "bdist_wheel": PlatformWheel})
+# Optional: an editable installation goes on where the core was not built.
+CORE = Extension(NAME, sources=[], optional=True)
+
+setup(ext_modules=[CORE], cmdclass={"build_ext": BuildCore, "bdist_wheel": PlatformWheel})

@@ -164,4 +164,5 @@ def test_ranks_that_enter_unlike_sums_are_a_violation() -> None:
 
     ranks._work = work  # type: ignore[method-assign]
     ranks.run()
-    assert ranks.meeting.violations == ["the ranks entered unlike sums: [(5,), (9,)]"]
+    unlike = [("sum_in_rank_order", (5,)), ("sum_in_rank_order", (9,))]
+    assert ranks.meeting.violations == [f"the ranks entered unlike sums: {unlike}"]
