@@ -2,8 +2,8 @@
 """A rank's weights: the checkpoint checked whole against the shard plan, and this rank's share of it read.
 
 Every rank checks every name, dtype and shape, those of other ranks' experts included, so all ranks accept or refuse
-alike. A rank reads only its share, straight into parameters made beforehand: the peak is the share, and one staging
-buffer of a fixed size where the dtype is converted.
+alike. A rank reads only its share, straight into parameters made beforehand: the peak is the share, and for each
+thread that reads one buffer of a fixed size where rows are packed, quantised or converted.
 """
 
 from __future__ import annotations

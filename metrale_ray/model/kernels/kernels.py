@@ -2,9 +2,9 @@
 """`Kernels`: the operations that a decoder is composed of, on one kind of device and dtype.
 
 Rules. There is a plain set, in PyTorch, and faster ones; each gives the same up to rounding. What an operation needs of
-the weights is settled when it is made, so a step only passes rows. An output is valid until the same operation is asked
-again. Operations belong to the rank's one engine thread. A weight may come with scales: then it is quantised, see
-quantization/int8.py.
+the weights is settled when it is made, so a step only passes rows. An output is valid until an operation of the same
+kind is asked: products of one width share their memory. Operations belong to the rank's one engine thread. A weight may
+come with scales: then it is quantised, see quantization/int8.py.
 
 Shapes: T rows, H hidden, I inputs, O outputs, X = N + 2·M heads (queries, keys, values), R = N + M rotated heads,
 D head_dim, E experts, K experts per token, L local experts.
